@@ -1,0 +1,114 @@
+"""A notification: what happened, as typed attributes. Everything that travels the path is one.
+
+A reading, a changed triple and a Spark result are all a mapping from attribute names to values, where a value is
+a string, a number or a boolean. Numbers are numbers whatever their Python type: 1 and 1.0 are equal, True is not 1.
+An optional payload (bytes that no filter looks at) travels under the reserved name `$payload`.
+
+The rules below hold at every door (docs/filters.md explains them); the doors' fast paths must agree with `check`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeAlias
+
+from tidegate.errors import NotificationError
+
+Value: TypeAlias = str | int | float | bool
+Attributes: TypeAlias = Mapping[str, Value]
+
+PAYLOAD: Final = "$payload"
+# Whole numbers up to here are exact as IEEE doubles, in JSON (RFC 7493) and in every language a device may use.
+INTEGER_MAX: Final = 2**53
+ATTRIBUTES_MAX: Final = 64
+NAME_BYTES_MAX: Final = 255
+TEXT_BYTES_MAX: Final = 65_535
+NOTIFICATION_BYTES_MAX: Final = 256 * 1024
+
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+
+
+def check(notification: Mapping[str, Any]) -> None:
+    """Raises NotificationError when a notification may not enter the broker."""
+    if not notification:
+        raise NotificationError("N201", "the notification has no attribute", "give it at least one, such as NO2=212")
+    if len(notification) > ATTRIBUTES_MAX:
+        raise NotificationError(
+            "N202",
+            f"the notification has {len(notification)} attributes",
+            f"send at most {ATTRIBUTES_MAX}; put the rest into the payload",
+        )
+    for name, value in notification.items():
+        if name == PAYLOAD:
+            _check_payload(value)
+        else:
+            _check_name(name)
+            _check_value(name, value)
+
+
+def is_number(value: object) -> bool:
+    """True for ints and floats, and not for booleans, which Python counts as ints."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def parse_value(text: str) -> Value:
+    """The value that a bare word stands for: a number as JSON writes it, true, false, or else the word itself.
+
+    A leading zero makes a word (`08001` is a post code, not 8001)."""
+    if text in ("true", "false"):
+        return text == "true"
+    if _NUMBER.fullmatch(text) is None:
+        return text
+    if any(sign in text for sign in ".eE"):
+        return _finite(float(text), text)
+    return _exact(int(text))
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise NotificationError("N203", f"{name!r} is no attribute name", "names are strings")
+    if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX:
+        raise NotificationError(
+            "N203", f"the attribute name {name[:40]!r} is empty or too long", f"use 1 to {NAME_BYTES_MAX} bytes of UTF-8"
+        )
+    if name.startswith("$"):
+        raise NotificationError("N204", f"the name {name!r} is reserved", f"names start without $; only {PAYLOAD} exists")
+
+
+def _check_value(name: str, value: object) -> None:
+    if isinstance(value, str):
+        if len(value.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:
+            raise NotificationError(
+                "N206", f"the string of {name!r} has over {TEXT_BYTES_MAX} bytes", "put long texts into the payload"
+            )
+    elif isinstance(value, bool):
+        return
+    elif isinstance(value, int):
+        _exact(value, name)
+    elif isinstance(value, float):
+        _finite(value, f"{name}={value}")
+    else:
+        raise NotificationError(
+            "N205",
+            f"{name!r} is {type(value).__name__}, which no filter can compare",
+            "values are strings, numbers and booleans; flatten nested data, leave missing values out",
+        )
+
+
+def _check_payload(value: object) -> None:
+    if not isinstance(value, bytes):
+        raise NotificationError("N209", f"the payload is {type(value).__name__}", "a payload is bytes (base64 in JSON)")
+
+
+def _exact(value: int, name: str = "the number") -> int:
+    if abs(value) > INTEGER_MAX:
+        raise NotificationError("N207", f"{name} = {value} is beyond 2^53", "send large integers as strings")
+    return value
+
+
+def _finite(value: float, shown: str) -> float:
+    if not math.isfinite(value):
+        raise NotificationError("N208", f"{shown} is not a finite number", "leave an unknown value out")
+    return value
