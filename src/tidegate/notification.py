@@ -71,10 +71,14 @@ def _check_name(name: object) -> None:
         raise NotificationError("N203", f"{name!r} is no attribute name", "names are strings")
     if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX:
         raise NotificationError(
-            "N203", f"the attribute name {name[:40]!r} is empty or too long", f"use 1 to {NAME_BYTES_MAX} bytes of UTF-8"
+            "N203",
+            f"the attribute name {name[:40]!r} is empty or too long",
+            f"use 1 to {NAME_BYTES_MAX} bytes of UTF-8",
         )
     if name.startswith("$"):
-        raise NotificationError("N204", f"the name {name!r} is reserved", f"names start without $; only {PAYLOAD} exists")
+        raise NotificationError(
+            "N204", f"the name {name!r} is reserved", f"names start without $; only {PAYLOAD} exists"
+        )
 
 
 def _check_value(name: str, value: object) -> None:

@@ -1,0 +1,176 @@
+"""Frames of the native protocol and their bytes: what a client and a Connection Point say to each other over TCP.
+
+A frame is a 16-byte little-endian header (body length, kind, flags, zero, sequence) and a body in MessagePack, so
+any language can write it. Two kinds carry notifications, as plain maps whose bytes travel unchanged from the
+publisher's socket to the subscriber's:
+
+    PUBLISH  sequence = that of the first notification, the others follow   [map, map, …]
+    DELIVER  sequence = that of the first notification   [publisher, [[subscriptions, sequence, map], …]]
+
+All others are small control frames. docs/protocols.md describes the conversation. Nothing here imports numpy: the
+client uses this module too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.errors import ProtocolError
+
+PROTOCOL_VERSION: Final = 1
+HEADER: Final = struct.Struct("<IBBHQ")
+HEADER_BYTES: Final = HEADER.size
+# What a client accepts in one frame; a broker splits deliveries long before.
+FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Kind(IntEnum):
+    """What a frame is. Below 64 from the client, from 64 on from the broker."""
+
+    HELLO = 1
+    PUBLISH = 2
+    SUBSCRIBE = 3
+    UNSUBSCRIBE = 4
+    PING = 5
+    STATUS = 6
+    GOODBYE = 7
+    WELCOME = 64
+    ACKNOWLEDGE = 65  # header only: every notification up to `sequence` is delivered or was refused
+    REFUSE = 66
+    DELIVER = 67
+    GAP = 68
+    SUBSCRIBED = 69
+    UNSUBSCRIBED = 70
+    PONG = 71
+    STATUS_REPLY = 72
+    ERROR = 73
+    CLOSING = 74  # header only: the broker goes down tidily; what it accepted is delivered
+
+
+class Hello(msgspec.Struct, omit_defaults=True):
+    """The first frame of a client. A publisher's name carries its incarnation: sequences start at 1 for each name."""
+
+    version: int = PROTOCOL_VERSION
+    publisher: str = ""
+    token: str = ""
+
+
+class Welcome(msgspec.Struct):
+    """The broker's answer: how far this publisher is acknowledged, and how much it may have under way."""
+
+    version: int
+    broker: str
+    acknowledged: int
+    frame_bytes_max: int
+    window_bytes: int
+
+
+class Subscribe(msgspec.Struct, omit_defaults=True):
+    """`id` is chosen by the client and is unique within its connection."""
+
+    id: int
+    filter: str
+    policy: str = "drop-oldest"
+
+
+class Unsubscribe(msgspec.Struct):
+    id: int
+
+
+class Refusal(msgspec.Struct):
+    """One notification that broke the rules; its neighbours in the frame were accepted."""
+
+    sequence: int
+    code: str
+    message: str
+    remedy: str
+
+
+class Gap(msgspec.Struct):
+    """Deliveries that were dropped because the subscriber was slow, by subscription."""
+
+    dropped: dict[int, int]
+
+
+class ErrorBody(msgspec.Struct, omit_defaults=True):
+    """An error; with `subscription` it ends that one, without it the connection is closed."""
+
+    code: str
+    message: str
+    remedy: str
+    column: int | None = None
+    subscription: int | None = None
+
+
+class Delivered(msgspec.Struct, array_like=True, gc=False):
+    """One notification as it reaches a connection: for one of its subscriptions, or for several."""
+
+    subscriptions: int | list[int]
+    sequence: int
+    notification: dict[str, Any]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_deliver_decoder = msgspec.msgpack.Decoder(tuple[str, list[Delivered]])
+
+
+def encode_frame(kind: Kind, body: Any = None, sequence: int = 0) -> bytes:
+    """One frame; `body` is any value that MessagePack can carry, or None for a frame that is a header only."""
+    encoded = b"" if body is None else _encoder.encode(body)
+    return HEADER.pack(len(encoded), kind, 0, 0, sequence) + encoded
+
+
+def encode_publish(first_sequence: int, maps: list[bytes]) -> bytes:
+    """A PUBLISH frame of notifications that are encoded already."""
+    body = b"".join((_array_header(len(maps)), *maps))
+    return HEADER.pack(len(body), Kind.PUBLISH, 0, 0, first_sequence) + body
+
+
+def decode_body(body: bytes | memoryview, shape: type[Any]) -> Any:
+    """The body of a control frame, or ProtocolError when it is not of that shape."""
+    try:
+        return msgspec.msgpack.decode(body, type=shape)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ProtocolError(
+            "P303",
+            f"the body of a {shape.__name__} frame is malformed: {error}",
+            "see docs/protocols.md for its fields",
+        ) from error
+
+
+def decode_deliver(body: bytes | memoryview) -> tuple[str, list[Delivered]]:
+    """The publisher of a DELIVER frame and its deliveries."""
+    return _deliver_decoder.decode(body)
+
+
+def split_frames(data: bytes | bytearray | memoryview, length_max: int) -> Iterator[tuple[int, int, int, int]]:
+    """(kind, sequence, start of the body, its end) of every complete frame at the front of `data`."""
+    position = 0
+    while len(data) - position >= HEADER_BYTES:
+        length, kind, _flags, _zero, sequence = HEADER.unpack_from(data, position)
+        if length > length_max:
+            raise frame_too_long(length, length_max)
+        start = position + HEADER_BYTES
+        if start + length > len(data):
+            return
+        yield kind, sequence, start, start + length
+        position = start + length
+
+
+def frame_too_long(length: int, length_max: int) -> ProtocolError:
+    return ProtocolError(
+        "P302",
+        f"a frame of {length} bytes is announced, {length_max} are allowed",
+        "send smaller batches; bytes of another protocol look like this too",
+    )
+
+
+def _array_header(count: int) -> bytes:
+    if count < 16:
+        return bytes((0x90 | count,))
+    return struct.pack(">BH", 0xDC, count) if count < 65_536 else struct.pack(">BI", 0xDD, count)

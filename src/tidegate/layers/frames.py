@@ -1,0 +1,175 @@
+"""Frames between the layers. Channels are FIFO; every frame that belongs to a stream carries epoch and stream.
+
+    Connection Point ─Submit─► Access Point ─Publish─► Matcher ─Partial─► Exit Point ─Deliver─► Connection Point
+                                    └────────────Body────────────────────────▲
+    and back:   DeliverAck (Connection Point → Exit Point), Ack (→ Access Point), SubmitAck (→ Connection Point)
+    Change / ChangeOk: a subscription begins or ends, and every slice that must know does.
+
+`sequence` counts the batches of one Access Point to one Exit Point in one stream, without gaps. It is not the
+publisher's own sequence, which numbers notifications and stands in the batch.
+
+A frame names its handler: a slice gets it as `slice.on_publish(source, frame, now_s)`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.errors import TidegateError
+from tidegate.filters import Filter
+from tidegate.layers.batch import Batch
+
+# A slice by name, or a session of a Connection Point by number.
+Address: TypeAlias = str | int
+
+
+class Submit(msgspec.Struct, gc=False):
+    """A publisher's batch enters the layers."""
+
+    handler: ClassVar[str] = "on_submit"
+    batch: Batch
+
+
+class SubmitAck(msgspec.Struct, gc=False):
+    """Every subscriber of the batch has it in its outbox."""
+
+    handler: ClassVar[str] = "on_submit_ack"
+    publisher: str
+    last: int
+
+
+class Publish(msgspec.Struct, gc=False):
+    """To every Matcher: which of your subscriptions does this batch satisfy?"""
+
+    handler: ClassVar[str] = "on_publish"
+    access_point: str
+    stream: int
+    epoch: int
+    sequence: int
+    batch: Batch
+
+
+class Body(msgspec.Struct, gc=False):
+    """To the Exit Point, once: the notifications themselves."""
+
+    handler: ClassVar[str] = "on_body"
+    access_point: str
+    stream: int
+    epoch: int
+    sequence: int
+    batch: Batch
+
+
+class Partial(msgspec.Struct, gc=False):
+    """One Matcher's answer: notification i satisfies the subscriptions `ids[offsets[i]:offsets[i + 1]]`."""
+
+    handler: ClassVar[str] = "on_partial"
+    access_point: str
+    stream: int
+    epoch: int
+    sequence: int
+    matcher: str
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+
+class Deliver(msgspec.Struct, gc=False):
+    """The joined answer, to each Connection Point with a subscriber in it."""
+
+    handler: ClassVar[str] = "on_deliver"
+    access_point: str
+    stream: int
+    sequence: int
+    batch: Batch
+    offsets: NDArray[np.int64]
+    ids: NDArray[np.int64]
+
+
+class DeliverAck(msgspec.Struct, gc=False):
+    """It is in the outboxes (not: the subscriber has read it)."""
+
+    handler: ClassVar[str] = "on_deliver_ack"
+    access_point: str
+    stream: int
+    sequence: int
+
+
+class Ack(msgspec.Struct, gc=False):
+    """All Connection Points have acknowledged this batch. One batch each, not cumulative: a subscriber that blocks
+    holds back only the publishers it listens to."""
+
+    handler: ClassVar[str] = "on_ack"
+    stream: int
+    sequence: int
+
+
+class Change(msgspec.Struct, gc=False):
+    """A subscription begins (filter) or ends (None). Versions of one subscription go up."""
+
+    handler: ClassVar[str] = "on_change"
+    subscription: int
+    version: int
+    filter: Filter | None
+
+
+class ChangeOk(msgspec.Struct, gc=False):
+    handler: ClassVar[str] = "on_change_ok"
+    subscription: int
+    version: int
+
+
+class PublishAcknowledged(msgspec.Struct, gc=False):
+    """To a session: its publisher is acknowledged up to here."""
+
+    handler: ClassVar[str] = "on_publish_acknowledged"
+    publisher: str
+    sequence: int
+
+
+class SubscriptionReady(msgspec.Struct, gc=False):
+    """To a session: from now on every acknowledged publish reaches this subscription."""
+
+    handler: ClassVar[str] = "on_subscription_ready"
+    client_id: int
+
+
+class SubscriptionEnded(msgspec.Struct, gc=False):
+    handler: ClassVar[str] = "on_subscription_ended"
+    client_id: int
+
+
+class DeliveriesWait(msgspec.Struct, gc=False):
+    """To a session: something is in its outboxes; take it when you can write."""
+
+    handler: ClassVar[str] = "on_deliveries_wait"
+
+
+class SessionEnded(msgspec.Struct, gc=False):
+    """To a session: the Connection Point has closed it, for this reason."""
+
+    handler: ClassVar[str] = "on_session_ended"
+    error: TidegateError
+
+
+LayerFrame: TypeAlias = (
+    Submit
+    | SubmitAck
+    | Publish
+    | Body
+    | Partial
+    | Deliver
+    | DeliverAck
+    | Ack
+    | Change
+    | ChangeOk
+    | PublishAcknowledged
+    | SubscriptionReady
+    | SubscriptionEnded
+    | DeliveriesWait
+    | SessionEnded
+)
+Outputs: TypeAlias = list[tuple[Address, LayerFrame]]

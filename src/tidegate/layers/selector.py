@@ -1,0 +1,56 @@
+"""Selectors: which Matcher holds a subscription, which Exit Point joins a publisher's notifications.
+
+Rendezvous hashing: every slice draws a number for the key and the highest wins. So any slice may leave or join, and
+only the keys that it wins move (1/(n+1) of them when the n+1st joins). All slices compute the same answer from the
+configuration alone. A configuration is immutable; its epoch is never used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Who serves what in an epoch. `stream` is the epoch of the last recovery: it numbers the streams of the Access
+    Points, so that what was sent before a crash cannot be mistaken for what is sent again."""
+
+    epoch: int
+    access_points: tuple[str, ...]
+    matchers: tuple[str, ...]
+    exit_points: tuple[str, ...]
+    stream: int = 1
+
+    def owner(self, subscription: int) -> str:
+        """The Matcher that holds a subscription."""
+        return choose(subscription, self.matchers)
+
+    def exit_point(self, publisher: str) -> str:
+        """The Exit Point that keeps a publisher's order."""
+        if len(self.exit_points) == 1:
+            return self.exit_points[0]
+        return choose(_digest(publisher), self.exit_points)
+
+
+def choose(key: int, names: Sequence[str]) -> str:
+    """The winner for a key; ties, which do not happen in practice, go to the greater name."""
+    if len(names) == 1:
+        return names[0]
+    return max(names, key=lambda name: (_mix(key ^ _digest(name)), name))
+
+
+@lru_cache(maxsize=65_536)
+def _digest(name: str) -> int:
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def _mix(value: int) -> int:
+    """splitmix64's finaliser: neighbouring ids draw unrelated numbers."""
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
+    return value ^ (value >> 31)

@@ -1,0 +1,69 @@
+"""The subscriptions of one Connection Point as arrays, so that a kernel can find the outbox of each match.
+
+A subscription's id says where it lives: 15 bits Connection Point, 16 bits generation, 32 bits place in this table.
+A place is used again after its subscription has ended, with the next generation, so a notification that was still
+under way to the old one finds another id there and is passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONNECTION_POINT_SHIFT: Final = 48
+CONNECTION_POINTS_MAX: Final = 1 << 15
+_GENERATION_SHIFT: Final = 32
+_GENERATIONS: Final = 1 << 16
+_PLACE_MASK: Final = (1 << _GENERATION_SHIFT) - 1
+_FREE: Final = -1
+
+
+def connection_point_name(number: int) -> str:
+    return f"connection-point-{number}"
+
+
+class SubscriptionTable:
+    """`id_of[place]` is the id of the live subscription there, or -1. Grows by doubling; never shrinks."""
+
+    def __init__(self, connection_point: int) -> None:
+        assert 0 < connection_point < CONNECTION_POINTS_MAX, connection_point
+        self._connection_point = connection_point
+        self.id_of: NDArray[np.int64] = np.full(64, _FREE, np.int64)
+        self.outbox_of: NDArray[np.int64] = np.zeros(64, np.int64)
+        self.client_id_of: NDArray[np.int64] = np.zeros(64, np.int64)
+        self._generations: NDArray[np.uint16] = np.zeros(64, np.uint16)
+        self._free = list(range(63, -1, -1))
+
+    def add(self, outbox: int, client_id: int) -> int:
+        """Takes a free place; returns the id of the subscription, which is live at once."""
+        if not self._free:
+            self._grow()
+        place = self._free.pop()
+        generation = int(self._generations[place])
+        subscription = self._connection_point << CONNECTION_POINT_SHIFT | generation << _GENERATION_SHIFT | place
+        self.id_of[place] = subscription
+        self.outbox_of[place] = outbox
+        self.client_id_of[place] = client_id
+        return subscription
+
+    def hide(self, subscription: int) -> None:
+        """From now on nothing is delivered to it; its place stays taken until the Matchers have forgotten it."""
+        place = subscription & _PLACE_MASK
+        assert self.id_of[place] == subscription
+        self.id_of[place] = _FREE
+
+    def free(self, subscription: int) -> None:
+        place = subscription & _PLACE_MASK
+        assert self.id_of[place] == _FREE
+        self._generations[place] = (int(self._generations[place]) + 1) % _GENERATIONS
+        self._free.append(place)
+
+    def _grow(self) -> None:
+        size = len(self.id_of)
+        self.id_of = np.concatenate([self.id_of, np.full(size, _FREE, np.int64)])
+        self.outbox_of = np.concatenate([self.outbox_of, np.zeros(size, np.int64)])
+        self.client_id_of = np.concatenate([self.client_id_of, np.zeros(size, np.int64)])
+        self._generations = np.concatenate([self._generations, np.zeros(size, np.uint16)])
+        self._free = list(range(2 * size - 1, size - 1, -1))
