@@ -4,8 +4,8 @@ A frame is a 16-byte little-endian header (body length, kind, flags, zero, seque
 any language can write it. Two kinds carry notifications, as plain maps whose bytes travel unchanged from the
 publisher's socket to the subscriber's:
 
-    PUBLISH  sequence = that of the first notification, the others follow   [map, map, …]
-    DELIVER  sequence = that of the first notification   [publisher, [[subscriptions, sequence, map], …]]
+    PUBLISH  [map, map, …]                                       header's sequence: that of the first notification
+    DELIVER  [publisher, [[subscriptions, sequence, map], …]]    header's sequence: 0
 
 All others are small control frames. docs/protocols.md describes the conversation. Nothing here imports numpy: the
 client uses this module too.
@@ -53,7 +53,8 @@ class Kind(IntEnum):
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
-    """The first frame of a client. A publisher's name carries its incarnation: sequences start at 1 for each name."""
+    """The first frame of a client. A publisher's name carries its incarnation: sequences start at 1 for each name.
+    A connection that only subscribes names none."""
 
     version: int = PROTOCOL_VERSION
     publisher: str = ""
@@ -125,10 +126,14 @@ def encode_frame(kind: Kind, body: Any = None, sequence: int = 0) -> bytes:
     return HEADER.pack(len(encoded), kind, 0, 0, sequence) + encoded
 
 
-def encode_publish(first_sequence: int, maps: list[bytes]) -> bytes:
-    """A PUBLISH frame of notifications that are encoded already."""
-    body = b"".join((_array_header(len(maps)), *maps))
+def publish_frame(first_sequence: int, body: bytes) -> bytes:
+    """A PUBLISH frame of an array of notifications that is encoded already."""
     return HEADER.pack(len(body), Kind.PUBLISH, 0, 0, first_sequence) + body
+
+
+def join_maps(maps: list[bytes]) -> bytes:
+    """An array of notifications that are encoded already."""
+    return b"".join((_array_header(len(maps)), *maps))
 
 
 def decode_body(body: bytes | memoryview, shape: type[Any]) -> Any:

@@ -63,6 +63,8 @@ def parse_value(text: str) -> Value:
         return text
     if any(sign in text for sign in ".eE"):
         return _finite(float(text), text)
+    if len(text) > len(str(-INTEGER_MAX)):
+        raise _beyond_exact("the number", text[:40])
     return _exact(int(text))
 
 
@@ -83,7 +85,7 @@ def _check_name(name: object) -> None:
 
 def _check_value(name: str, value: object) -> None:
     if isinstance(value, str):
-        if len(value.encode("utf-8", "surrogatepass")) > TEXT_BYTES_MAX:
+        if _utf8_bytes(value) > TEXT_BYTES_MAX:
             raise NotificationError(
                 "N206", f"the string of {name!r} has over {TEXT_BYTES_MAX} bytes", "put long texts into the payload"
             )
@@ -106,10 +108,23 @@ def _check_payload(value: object) -> None:
         raise NotificationError("N209", f"the payload is {type(value).__name__}", "a payload is bytes (base64 in JSON)")
 
 
+def _utf8_bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:
+        raise NotificationError(
+            "N212", f"{text[:40]!r} has half a character", "send text that UTF-8 can carry"
+        ) from None
+
+
 def _exact(value: int, name: str = "the number") -> int:
     if abs(value) > INTEGER_MAX:
-        raise NotificationError("N207", f"{name} = {value} is beyond 2^53", "send large integers as strings")
+        raise _beyond_exact(name, f"of {value.bit_length()} bits" if value.bit_length() > 128 else f"= {value}")
     return value
+
+
+def _beyond_exact(name: str, shown: str) -> NotificationError:
+    return NotificationError("N207", f"{name} {shown} is beyond 2^53", "send large integers as strings")
 
 
 def _finite(value: float, shown: str) -> float:

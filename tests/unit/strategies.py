@@ -7,11 +7,14 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from hypothesis import strategies as st
 
 from tidegate.filters import Filter
+from tidegate.notification import Value
+
+Notification: TypeAlias = dict[str, Value]
 
 NAMES = ["a", "b", "NO2", "mañana", "my attr", "it's", "x;y", "!", "*", "true", "10"]
 INTEGERS = [0, 1, -1, 2, 10, 12, 100, 2807, 28079004, 2**53, -(2**53), 2**53 - 1]
@@ -23,11 +26,12 @@ COMPARISONS = ["==", "!="]
 ORDERINGS = ["<", "<=", ">", ">="]
 PATTERNS = ["^=", "$=", "*="]
 
-numbers = st.sampled_from(INTEGERS) | st.sampled_from(FLOATS) | st.integers(-3, 13)
-strings = st.sampled_from(STRINGS)
+# A few names and values come up often, so that filters and notifications meet; the rest are the edges.
+numbers = st.sampled_from([0, 1, 1.0, 2]) | st.sampled_from(INTEGERS) | st.sampled_from(FLOATS)
+strings = st.sampled_from(["", "1", "a", "ab"]) | st.sampled_from(STRINGS)
 booleans = st.booleans()
 values = numbers | strings | booleans
-names = st.sampled_from(NAMES[:3]) | st.sampled_from(NAMES)
+names = st.sampled_from([*NAMES[:2] * 8, *NAMES])
 spaces = st.sampled_from(["", "", "", " ", "  ", "\t", "\n", "\u00a0"])
 
 _BARE = re.compile(r"(?:(?!\.\.)[^\s'\"();,|&=<>*!^$~])+")
@@ -39,29 +43,42 @@ class Condition(NamedTuple):
 
     name: str
     form: str
-    operands: tuple[str | int | float | bool, ...]
+    operands: tuple[Value, ...]
 
 
 @st.composite
-def conditions(draw: st.DrawFn) -> Condition:
-    """One condition of any form that the language allows."""
-    name = draw(names)
+def conditions(draw: st.DrawFn, about: Notification | None = None) -> Condition:
+    """One condition of any form that the language allows; `about` a notification, it often holds for it."""
+    name = draw(names if not about else st.sampled_from(sorted(about)) | names)
+    value = about.get(name) if about else None
+    likely = values if value is None else st.just(value) | st.just(value) | values
     form = draw(st.sampled_from([*COMPARISONS, *ORDERINGS, *PATTERNS, "..", "exists", "absent"]))
     if form in COMPARISONS:
-        return Condition(name, form, tuple(draw(st.lists(values, min_size=1, max_size=4))))
+        return Condition(name, form, tuple(draw(st.lists(likely, min_size=1, max_size=4))))
     if form in ORDERINGS:
-        return Condition(name, form, (draw(numbers | strings),))
+        return Condition(name, form, (draw(likely.filter(lambda bound: not isinstance(bound, bool))),))
     if form in PATTERNS:
-        return Condition(name, form, (draw(strings),))
+        return Condition(name, form, (draw(strings | likely.map(str).flatmap(_parts)),))
     if form == "..":
-        ends = draw(st.lists(numbers, min_size=2, max_size=2) | st.lists(strings, min_size=2, max_size=2))
-        return Condition(name, form, tuple(sorted(ends)))
+        return Condition(name, form, draw(_ranges(value)))
     return Condition(name, form, ())
 
 
-def condition_lists(max_size: int = 4) -> st.SearchStrategy[list[Condition]]:
+@st.composite
+def _ranges(draw: st.DrawFn, value: Value | None) -> tuple[Value, ...]:
+    kind: st.SearchStrategy[Any] = strings if isinstance(value, str) else numbers
+    if value is None or isinstance(value, bool):
+        kind = draw(st.sampled_from([numbers, strings]))
+    return tuple(sorted(draw(st.lists(kind, min_size=2, max_size=2))))
+
+
+def _parts(text: str) -> st.SearchStrategy[str]:
+    return st.integers(0, len(text)).flatmap(lambda cut: st.sampled_from([text[:cut], text[cut:]]))
+
+
+def condition_lists(max_size: int = 4, about: Notification | None = None) -> st.SearchStrategy[list[Condition]]:
     """What a filter means; the empty list means everything."""
-    return st.lists(conditions(), max_size=max_size)
+    return st.lists(conditions(about), max_size=max_size)
 
 
 @st.composite
@@ -93,7 +110,7 @@ def _write_name(draw: st.DrawFn, name: str) -> str:
 
 
 @st.composite
-def _write_operand(draw: st.DrawFn, value: str | float | bool, form: str) -> str:
+def _write_operand(draw: st.DrawFn, value: Value, form: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -108,16 +125,18 @@ def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def filter_texts(max_size: int = 4) -> st.SearchStrategy[str]:
+def filter_texts(max_size: int = 4, about: Notification | None = None) -> st.SearchStrategy[str]:
     """Texts of valid filters, with white space, quotes and number forms as people vary them."""
-    return condition_lists(max_size).flatmap(write_filter)
+    return condition_lists(max_size, about).flatmap(write_filter)
 
 
-def filters(max_size: int = 4) -> st.SearchStrategy[Filter]:
-    """Valid filters of up to `max_size` constraints, the one that matches everything included."""
-    return filter_texts(max_size).map(Filter.parse)
+def filters(max_size: int = 4, about: Notification | None = None) -> st.SearchStrategy[Filter]:
+    """Valid filters of up to `max_size` constraints, the one that matches everything included.
+
+    With `about`, a notification, many of them match it: `notifications().flatmap(lambda n: filters(about=n))`."""
+    return filter_texts(max_size, about).map(Filter.parse)
 
 
-def notifications(max_size: int = 6) -> st.SearchStrategy[dict[str, str | int | float | bool]]:
+def notifications(max_size: int = 6) -> st.SearchStrategy[Notification]:
     """Notifications that the broker accepts, on the names and values that the filters use."""
     return st.dictionaries(names, values, min_size=1, max_size=max_size)

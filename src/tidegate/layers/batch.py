@@ -10,6 +10,7 @@ Invariant: notification i has publisher sequence `first + i`, and has passed the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -51,6 +52,17 @@ class Batch(msgspec.Struct, gc=False):
             yield _decode(data[start:stop])
 
 
+class FramesRead(msgspec.Struct):
+    """What was read: up to `position` in the data and up to sequence `through`, some of it refused. With an `error`
+    the connection must be closed, once the batches before it are on their way."""
+
+    position: int
+    batches: list[Batch]
+    refusals: list[Refusal]
+    through: int
+    error: ProtocolError | None
+
+
 class BatchReader:
     """Turns PUBLISH frames into batches; owns the scratch arrays of the scan, so there is one a thread."""
 
@@ -59,11 +71,8 @@ class BatchReader:
         self._stops = np.empty(BATCH_NOTIFICATIONS_MAX, np.int64)
         self._refused = np.empty(BATCH_NOTIFICATIONS_MAX, np.int64)
 
-    def read_frames(
-        self, publisher: str, data: bytes, position: int, sequence: int
-    ) -> tuple[int, list[Batch], list[Refusal], ProtocolError | None]:
-        """Reads the PUBLISH frames from `position` on: where it stopped, the batches, what was refused, and the
-        error for which the connection must be closed, once the batches before it are on their way."""
+    def read_frames(self, publisher: str, data: bytes, position: int, sequence: int) -> FramesRead:
+        """Reads the PUBLISH frames from `position` on, of which the first is complete and starts with `sequence`."""
         view = scan_kernel.as_array(data)
         after, count, status = scan_kernel.scan_frames(
             view, position, len(data), sequence, self._starts, self._stops, self._refused
@@ -75,7 +84,7 @@ class BatchReader:
             # A complete frame was there and was not taken: it has more notifications than a batch may have.
             error = _too_many()
         batches, refusals = self._accepted(publisher, data, sequence, count)
-        return after, batches, refusals, error
+        return FramesRead(after, batches, refusals, sequence + count - 1, error)
 
     def read_array(self, publisher: str, sequence: int, body: bytes) -> Batch:
         """Reads one MessagePack array of notifications, all or nothing: NotificationError for the first bad one."""
@@ -100,7 +109,7 @@ class BatchReader:
             return ([whole] if count else []), []
         # Refused notifications leave holes in the sequence, so each run between them is a batch of its own.
         edges = [-1, *refused.tolist(), count]
-        runs = [whole.part(before + 1, after) for before, after in zip(edges, edges[1:], strict=False)]
+        runs = [whole.part(before + 1, after) for before, after in pairwise(edges)]
         refusals = [_refusal(sequence + i, int(self._refused[i]), data[starts[i] : stops[i]]) for i in refused.tolist()]
         return [run for run in runs if len(run)], refusals
 

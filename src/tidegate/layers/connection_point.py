@@ -85,7 +85,7 @@ class _Session:
 
     outboxes: dict[Policy, int] = field(default_factory=dict)
     subscriptions: dict[int, _Subscription] = field(default_factory=dict)
-    publishers: list[str] = field(default_factory=list)
+    publishers: set[str] = field(default_factory=set)
     was_told: bool = False
 
 
@@ -160,8 +160,15 @@ class ConnectionPoint:
             taken_over = NotAllowed("A504", f"publisher {name!r} has connected again", "use one connection a publisher")
             outputs = self._disconnect(publisher.session, taken_over)
         publisher.session = session
-        self._sessions[session].publishers.append(name)
+        self._sessions[session].publishers.add(name)
         return publisher.acknowledged, outputs
+
+    def detach_publisher(self, session: int, name: str) -> None:
+        """The session speaks for it no more: it gets no acknowledgements, and may be forgotten when idle."""
+        publisher = self._publishers.known(name)
+        if publisher is not None and publisher.session == session:
+            publisher.session = NOBODY
+        self._sessions[session].publishers.discard(name)
 
     def submit(self, name: str, batches: Iterable[Batch], through: int) -> Outputs:
         """A publisher's batches, in its order; `through` is the last sequence they cover, refused ones included."""
@@ -195,10 +202,6 @@ class ConnectionPoint:
     def acknowledged(self, name: str) -> int:
         publisher = self._publishers.known(name)
         return publisher.acknowledged if publisher is not None else 0
-
-    def accepted(self, name: str) -> int:
-        publisher = self._publishers.known(name)
-        return publisher.accepted if publisher is not None else 0
 
     def subscribe(self, session: int, client_id: int, subscription_filter: Filter, policy: Policy) -> Outputs:
         state = self._sessions[session]

@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tidegate.errors import ProtocolError
 from tidegate.frames import HEADER_BYTES, Gap, Kind, decode_deliver, encode_frame
 from tidegate.layers.frames import DeliverAck, Outputs
 
@@ -27,6 +28,13 @@ class Policy(StrEnum):
     DROP_OLDEST = "drop-oldest"
     DISCONNECT = "disconnect"
     BLOCK = "block"
+
+    @classmethod
+    def parse(cls, text: str) -> Policy:
+        try:
+            return cls(text)
+        except ValueError:
+            raise ProtocolError("P311", f"there is no policy {text!r}", f"choose one of {', '.join(cls)}") from None
 
 
 @dataclass(slots=True)

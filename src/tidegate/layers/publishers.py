@@ -21,7 +21,7 @@ NOBODY: Final = 0
 class Publisher:
     """Invariant: acknowledged <= accepted; every number between them belongs to a batch that is under way."""
 
-    __slots__ = ("accepted", "acknowledged", "bytes_under_way", "name", "session", "_done", "_under_way")
+    __slots__ = ("_done", "_under_way", "accepted", "acknowledged", "bytes_under_way", "name", "session")
 
     def __init__(self, name: str) -> None:
         self.name = name

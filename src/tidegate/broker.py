@@ -1,0 +1,201 @@
+"""Puts one broker together from a configuration: the layers, the listeners around them, and an orderly end.
+
+    listeners ─► Connection Point ─► Access Point ─► Matcher ─► Exit Point ─► Connection Point ─► listeners
+
+On SIGTERM or SIGINT it stops taking notifications, gives the subscribers `drain_s` to take what was acknowledged, and
+ends. The one place where an unexpected error ends the process is here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.config import Config, read_token
+from tidegate.errors import ConfigError
+from tidegate.layers.connection_point import Bounds
+from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.warm_up import warm_up
+from tidegate.listeners.http import HttpListener
+from tidegate.listeners.native import NativeListener
+from tidegate.metrics import make_registry
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.25
+COMPILING_SHOWS_AFTER_S: Final = 1.5
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """Where a broker listens, once it does."""
+
+    native: str
+    http: str
+
+
+class Broker:
+    """One broker process. `run` serves until `stop` is called or a signal comes."""
+
+    def __init__(self, config: Config, token: str | None) -> None:
+        self._config = config
+        self._started_s = time.time()
+        self._incarnation = secrets.token_hex(4)
+        self._host = EmbeddedHost(_bounds(config), time.monotonic)
+        self._native = NativeListener(self._host, config, token, self.status)
+        self._http = HttpListener(
+            self._host, config, token, self._incarnation, self.status, make_registry(self._statistics)
+        )
+        self._stopping = asyncio.Event()
+
+    async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        tls = _tls_context(self._config)
+        async with asyncio.TaskGroup() as tasks:
+            native_port = await self._listen(self._native.start(tls), "native_port", self._config.native_port)
+            http_port = await self._listen(self._http.start(tasks), "http_port", self._config.http_port)
+            ticking = tasks.create_task(self._tick())
+            self._stop_on_signals()
+            on_ready(self._ready(native_port, http_port))
+            await self._stopping.wait()
+            await self._shut_down()
+            ticking.cancel()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def status(self) -> dict[str, Any]:
+        """Configuration, epoch and load, as `GET /v1/layers` and `tidegate top` show them."""
+        configuration = self._host.configuration
+        return {
+            "broker": self._incarnation,
+            "uptime_s": round(time.time() - self._started_s, 3),
+            "epoch": configuration.epoch,
+            "configuration": {
+                "access_points": configuration.access_points,
+                "matchers": configuration.matchers,
+                "exit_points": configuration.exit_points,
+            },
+            "load": {layer: asdict(statistics) for layer, statistics in self._statistics().items()},
+        }
+
+    def _statistics(self) -> dict[str, Any]:
+        host = self._host
+        return {
+            "connection_point": host.connection_point.statistics(),
+            "access_point": host.access_point.statistics(),
+            "matcher": host.matcher.statistics(),
+            "exit_point": host.exit_point.statistics(),
+        }
+
+    async def _listen(self, starting: Any, setting: str, port: int) -> int:
+        try:
+            return int(await starting)
+        except OSError as error:
+            raise ConfigError(
+                "C409",
+                f"cannot listen on {self._config.bind}:{port}: {error.strerror or error}",
+                f"choose another {setting}, 0 for any free one; is a broker running already?",
+            ) from error
+
+    def _ready(self, native_port: int, http_port: int) -> Ready:
+        host = f"[{self._config.bind}]" if ":" in self._config.bind else self._config.bind
+        scheme, web = ("tidegate+tls", "https") if self._config.tls_cert else ("tidegate", "http")
+        return Ready(f"{scheme}://{host}:{native_port}", f"{web}://{host}:{http_port}")
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._host.tick()
+            self._native.tick(asyncio.get_running_loop().time())
+
+    def _stop_on_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, self.stop)
+
+    async def _shut_down(self) -> None:
+        log.info("shutting down drain_s=%g", self._config.drain_s)
+        deadline_s = asyncio.get_running_loop().time() + self._config.drain_s
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._native.stop(deadline_s))
+            tasks.create_task(self._http.stop())
+        log.info("stopped")
+
+
+def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
+    """Runs a broker in this process until a signal ends it."""
+    logging.basicConfig(
+        stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    token = read_token(config, os.environ)
+    _tls_context(config)
+    prepare_kernels()
+
+    async def main() -> None:
+        await Broker(config, token).run(on_ready)
+
+    _run(main())
+
+
+def prepare_kernels() -> None:
+    """Loads the compiled kernels; compiles them on the first start, and says so when it takes long."""
+    notice = threading.Timer(
+        COMPILING_SHOWS_AFTER_S,
+        lambda: print("compiling the kernels, once on this machine: about 20 s", file=sys.stderr, flush=True),
+    )
+    notice.start()
+    try:
+        warm_up()
+    finally:
+        notice.cancel()
+
+
+def _run(main: Any) -> None:
+    """With uvloop where it is installed (the extra `fast`), with asyncio's own loop otherwise."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+def _bounds(config: Config) -> Bounds:
+    return Bounds(
+        outbox_notifications_max=config.outbox_notifications_max,
+        outbox_bytes_max=config.outbox_bytes_max,
+        block_s=config.block_s,
+        publishers_max=config.publishers_max,
+        publisher_window_bytes=config.publisher_window_bytes,
+        window_bytes=config.window_bytes,
+        sessions_max=config.connections_max,
+        subscriptions_max=config.subscriptions_max,
+        subscriptions_per_session_max=config.subscriptions_per_connection_max,
+    )
+
+
+def _tls_context(config: Config) -> ssl.SSLContext | None:
+    if not config.tls_cert:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            "C410",
+            f"tls_cert {config.tls_cert!r} and tls_key {config.tls_key!r} cannot be used: {error}",
+            "give a certificate and its key, both in PEM",
+        ) from error
+    return context

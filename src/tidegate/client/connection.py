@@ -1,0 +1,127 @@
+"""A connection to a broker: the one object that a program uses to publish and to subscribe.
+
+async with connect("tidegate://127.0.0.1:7270") as broker:
+    await broker.publish({"station": "28079004", "NO2": 212})
+    async for delivery in broker.subscribe("NO2>200"):
+        print(delivery.notification)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import ssl
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from tidegate.client.address import DEFAULT_ADDRESS, Address
+from tidegate.client.link import LinkOptions
+from tidegate.client.publisher import Publisher, PublisherStatistics
+from tidegate.client.subscriber import Subscriber, Subscription
+from tidegate.errors import Unavailable
+from tidegate.filters import Filter
+
+
+def connect(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    name: str = "client",
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    connect_timeout_s: float = 5.0,
+) -> Connection:
+    """A connection, for use in `async with`. Nothing is sent before the first publish or subscribe.
+
+    `name` begins this publisher's name, which subscribers see; a random part makes each start a publisher of its own.
+    `token` is what the broker asks for; by default the environment's TIDEGATE_TOKEN."""
+    shown = token if token is not None else os.environ.get("TIDEGATE_TOKEN", "")
+    return Connection(LinkOptions(Address.parse(address), shown, tls, connect_timeout_s), name)
+
+
+class Connection:
+    """Guarantees: a publish that returned reaches every subscription that was live before it, once, in order."""
+
+    def __init__(self, options: LinkOptions, name: str) -> None:
+        self._options = options
+        self._name = f"{name}-{secrets.token_hex(6)}"
+        self._tasks: asyncio.TaskGroup | None = None
+        self._publisher: Publisher | None = None
+        self._subscriber: Subscriber | None = None
+        self._opening = asyncio.Lock()
+
+    async def __aenter__(self) -> Self:
+        self._tasks = asyncio.TaskGroup()
+        await self._tasks.__aenter__()
+        self._subscriber = Subscriber(self._options, self._tasks)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Waits for the acknowledgement of what was published, unless the block ends with an error."""
+        assert self._tasks is not None
+        assert self._subscriber is not None
+        try:
+            if kind is None and self._publisher is not None:
+                await self._publisher.flush()
+        finally:
+            self._subscriber.close()
+            if self._publisher is not None:
+                self._publisher.close()
+            tasks, self._tasks = self._tasks, None
+            # The links end by themselves once they are closed, so the group has nothing to cancel.
+            await tasks.__aexit__(None, None, None)
+
+    async def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Publishes one notification, or a list of them, and returns when the broker has acknowledged it.
+
+        Concurrent calls share frames. NotificationError names the first notification that was refused, if one was."""
+        await (await self._publishing()).publish(notifications)
+
+    async def publish_soon(self, notification: Mapping[str, Any]) -> None:
+        """Publishes without waiting for the acknowledgement: returns at once while the window has room. `flush`, or
+        the end of the connection, waits for the acknowledgements and tells of refusals."""
+        await (await self._publishing()).publish_soon(notification)
+
+    async def flush(self) -> None:
+        """Returns when everything published so far is acknowledged."""
+        if self._publisher is not None:
+            await self._publisher.flush()
+
+    def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> Subscription:
+        """The notifications that match, as an async iterator. FilterError at once when the text is no filter.
+
+        `policy` says what the broker does when this program is slow: drop-oldest, disconnect or block."""
+        parsed = Filter.parse(subscription_filter) if isinstance(subscription_filter, str) else subscription_filter
+        return self._subscribing().subscribe(parsed, policy)
+
+    async def status(self) -> dict[str, Any]:
+        """The broker's configuration, epoch and load."""
+        return await self._subscribing().status()
+
+    def statistics(self) -> PublisherStatistics | None:
+        """What this connection has published; None before the first publish."""
+        return self._publisher.statistics() if self._publisher is not None else None
+
+    async def _publishing(self) -> Publisher:
+        if self._publisher is not None:
+            return self._publisher
+        async with self._opening:
+            if self._publisher is None:
+                if self._tasks is None:
+                    raise _not_open()
+                publisher = Publisher(self._options, self._name)
+                await publisher.start(self._tasks)
+                self._publisher = publisher
+        return self._publisher
+
+    def _subscribing(self) -> Subscriber:
+        if self._subscriber is None or self._tasks is None:
+            raise _not_open()
+        return self._subscriber
+
+
+def _not_open() -> Unavailable:
+    return Unavailable("U706", "the connection is not open", "use it inside: async with connect(…) as broker")

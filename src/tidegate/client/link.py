@@ -1,0 +1,281 @@
+"""A link: one TCP connection to the broker that comes back by itself.
+
+It greets, pings when idle, notices a silent peer, and reconnects after a random wait that doubles up to a bound. Its
+user learns of each new connection and of each frame; what to send again is the user's business. Two kinds of end:
+`Unavailable` and `Overloaded` are tried again, every other error of the broker is final.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from dataclasses import dataclass
+from typing import Final, Protocol, cast
+
+from tidegate.client.address import Address
+from tidegate.errors import BadInput, NotAllowed, Overloaded, TidegateError, Unavailable
+from tidegate.frames import (
+    FRAME_BYTES_MAX,
+    HEADER,
+    HEADER_BYTES,
+    ErrorBody,
+    Hello,
+    Kind,
+    Welcome,
+    decode_body,
+    encode_frame,
+    split_frames,
+)
+
+READ_BYTES: Final = 256 * 1024
+PING_S: Final = 15.0
+SILENCE_S: Final = 45.0
+RECONNECT_FIRST_S: Final = 0.05
+RECONNECT_MAX_S: Final = 5.0
+
+# How a broker's code reads as an exception here: by its first letter.
+_ERROR_OF_LETTER: Final[dict[str, type[TidegateError]]] = {
+    "A": NotAllowed,
+    "L": Overloaded,
+    "U": Unavailable,
+}
+
+
+class LinkUser(Protocol):
+    """What a link tells its user."""
+
+    def on_welcome(self, welcome: Welcome) -> None: ...
+    def on_frame(self, kind: int, sequence: int, body: memoryview) -> None: ...
+    def on_failed(self, error: TidegateError) -> None: ...
+    def on_writable(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """How to reach the broker. `connect_timeout_s` bounds the first connection only; later ones are tried for ever."""
+
+    address: Address
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    connect_timeout_s: float = 5.0
+
+
+class Link:
+    def __init__(self, options: LinkOptions, publisher: str, user: LinkUser) -> None:
+        self._options = options
+        self._publisher = publisher
+        self._user = user
+        self._protocol: _LinkProtocol | None = None
+        self._is_closing = False
+        self._last_failure = "no answer"
+        self.reconnections = 0
+
+    @property
+    def is_writable(self) -> bool:
+        return self._protocol is not None and self._protocol.is_writable
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        """Returns when the link is up for the first time, and keeps it up from then on."""
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s):
+                protocol = await self._connect_with_retries()
+        except TimeoutError:
+            raise _nobody_there(self._options.address, self._last_failure) from None
+        tasks.create_task(self._keep_up(protocol))
+
+    def write(self, data: bytes) -> None:
+        """Writes, or does nothing while the link is down: the user sends again what matters when it is up."""
+        if self._protocol is not None:
+            self._protocol.write(data)
+
+    def pause_reading(self) -> None:
+        if self._protocol is not None:
+            self._protocol.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._protocol is not None:
+            self._protocol.resume_reading()
+
+    def close(self) -> None:
+        self._is_closing = True
+        if self._protocol is not None:
+            self._protocol.say_goodbye()
+
+    async def _keep_up(self, protocol: _LinkProtocol) -> None:
+        try:
+            while True:
+                await self._watch(protocol)
+                self._protocol = None
+                if self._is_closing:
+                    return
+                self._raise_if_final(protocol.error)
+                protocol = await self._connect_with_retries()
+                self.reconnections += 1
+        except TidegateError as error:
+            self._user.on_failed(error)
+
+    async def _watch(self, protocol: _LinkProtocol) -> None:
+        """Returns when the connection is gone; pings while it is there, and ends it when the peer is silent."""
+        while not protocol.is_lost.is_set():
+            try:
+                async with asyncio.timeout(PING_S):
+                    await protocol.is_lost.wait()
+            except TimeoutError:
+                protocol.ping()
+
+    async def _connect_with_retries(self) -> _LinkProtocol:
+        wait_s = RECONNECT_FIRST_S
+        while True:
+            try:
+                return await self._connect()
+            except ssl.SSLCertVerificationError as error:
+                raise NotAllowed(
+                    "A505",
+                    f"the certificate of {self._options.address} is not trusted: {error.verify_message}",
+                    "pass a TLS context that trusts its authority",
+                ) from error
+            except (Unavailable, Overloaded, OSError) as error:
+                self._last_failure = str(error)
+            # Full jitter: when a broker comes back, its clients do not all knock at once.
+            await asyncio.sleep(random.uniform(0, wait_s))  # noqa: S311
+            wait_s = min(2 * wait_s, RECONNECT_MAX_S)
+
+    async def _connect(self) -> _LinkProtocol:
+        options = self._options
+        loop = asyncio.get_running_loop()
+        tls = options.tls or ssl.create_default_context() if options.address.is_tls else None
+        _transport, protocol = await loop.create_connection(
+            lambda: _LinkProtocol(self._user), options.address.host, options.address.port, ssl=tls
+        )
+        protocol.write(encode_frame(Kind.HELLO, Hello(publisher=self._publisher, token=options.token)))
+        try:
+            welcome = await protocol.welcomed()
+        except BaseException:
+            protocol.abort()
+            raise
+        self._protocol = protocol
+        self._user.on_welcome(welcome)
+        return protocol
+
+    def _raise_if_final(self, error: TidegateError | None) -> None:
+        if error is not None and (not isinstance(error, (Unavailable, Overloaded)) or error.code == "L603"):
+            raise error
+
+
+class _LinkProtocol(asyncio.BufferedProtocol):
+    """The bytes of one TCP connection."""
+
+    def __init__(self, user: LinkUser) -> None:
+        self.is_lost = asyncio.Event()
+        self.is_writable = False
+        self.error: TidegateError | None = None
+        self._user = user
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
+        self._buffer = bytearray(READ_BYTES)
+        self._filled = 0
+        self._heard_s = self._loop.time()
+
+    async def welcomed(self) -> Welcome:
+        return await self._welcome
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def ping(self) -> None:
+        if self._loop.time() - self._heard_s > SILENCE_S:
+            self.abort()
+        self.write(encode_frame(Kind.PING))
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def say_goodbye(self) -> None:
+        self.write(encode_frame(Kind.GOODBYE))
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods, not the class.
+        self._transport = cast(asyncio.Transport, transport)
+        self.is_writable = True
+        self._transport.set_write_buffer_limits(high=READ_BYTES)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_writable = False
+        self.is_lost.set()
+        if not self._welcome.done():
+            lost = self.error or Unavailable("U704", "the connection was lost", "it is tried again")
+            self._welcome.set_exception(lost)
+
+    def pause_writing(self) -> None:
+        self.is_writable = False
+
+    def resume_writing(self) -> None:
+        self.is_writable = True
+        self._user.on_writable()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        self._heard_s = self._loop.time()
+        data = memoryview(self._buffer)[: self._filled]
+        consumed = 0
+        try:
+            for kind, sequence, start, consumed in split_frames(data, FRAME_BYTES_MAX):
+                self._take(kind, sequence, data[start:consumed])
+        except BadInput as error:
+            self.error = error
+            self.abort()
+            return
+        self._keep(bytes(data[consumed:]))
+
+    def _keep(self, rest: bytes) -> None:
+        size = READ_BYTES
+        if len(rest) >= HEADER_BYTES:
+            size = max(size, HEADER_BYTES + HEADER.unpack_from(rest)[0])
+        # A new buffer each time it changes size; views of the old one may still be read by the user.
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+        self._buffer[: len(rest)] = rest
+        self._filled = len(rest)
+
+    def _take(self, kind: int, sequence: int, body: memoryview) -> None:
+        if kind == Kind.WELCOME:
+            self._welcome.set_result(decode_body(body, Welcome))
+        elif kind == Kind.ERROR:
+            error: ErrorBody = decode_body(body, ErrorBody)
+            if error.subscription is None:
+                self.error = to_exception(error)
+            else:
+                self._user.on_frame(kind, sequence, body)
+        elif kind == Kind.CLOSING:
+            self.error = Unavailable("U702", "the broker is shutting down", "it is tried again")
+        elif kind != Kind.PONG:
+            self._user.on_frame(kind, sequence, body)
+
+
+def to_exception(error: ErrorBody) -> TidegateError:
+    """The broker's error as the exception that its code stands for."""
+    shape = _ERROR_OF_LETTER.get(error.code[:1])
+    if shape is not None:
+        return shape(error.code, error.message, error.remedy)
+    return BadInput(error.code, error.message, error.remedy, column=error.column)
+
+
+def _nobody_there(address: Address, why: str) -> Unavailable:
+    return Unavailable("U701", f"no broker answers at {address} ({why})", "start one with: tidegate serve")

@@ -1,0 +1,255 @@
+"""Publishing: notifications are numbered, gathered into batches, and kept until the broker acknowledges them.
+
+A batch is sent when the event loop has nothing else to do, or when it is full; never by a timer. So a lone
+notification leaves at once, and a flood travels in large frames. What is unacknowledged when the link breaks is sent
+again under the same numbers, and the broker delivers it once. At most `window_bytes` are unacknowledged: past that
+`publish` waits, and so a program is no faster than its broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.client.link import Link, LinkOptions
+from tidegate.errors import NotificationError, TidegateError
+from tidegate.frames import HEADER_BYTES, Kind, Refusal, Welcome, decode_body, join_maps, publish_frame
+from tidegate.notification import check
+
+BATCH_NOTIFICATIONS: Final = 256
+BATCH_BYTES: Final = 64 * 1024
+REFUSALS_REMEMBERED_MAX: Final = 1000
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True)
+class PublisherStatistics:
+    """`sent` counts notifications, repeated ones once."""
+
+    sent: int
+    acknowledged: int
+    refused: int
+    unacknowledged_bytes: int
+    reconnections: int
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """Somebody waits for some notifications: ranges of sequences, first and last of each, in order."""
+
+    ranges: list[tuple[int, int]]
+    future: asyncio.Future[None]
+
+    @property
+    def last(self) -> int:
+        return self.ranges[-1][1]
+
+
+class Publisher:
+    def __init__(self, options: LinkOptions, name: str) -> None:
+        self.name = name
+        self._link = Link(options, name, self)
+        self._loop = asyncio.get_running_loop()
+        self._sequence = 0
+        self._acknowledged = 0
+        self._batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._is_flush_due = False
+        self._frames: deque[tuple[int, bytes]] = deque()
+        self._frames_bytes = 0
+        self._window_bytes = BATCH_BYTES
+        self._frame_bytes_max = BATCH_BYTES
+        # In the order of their last sequence, so an acknowledgement answers them from the left.
+        self._waiters: deque[_Waiter] = deque()
+        self._refusals: dict[int, Refusal] = {}
+        self._refused = 0
+        self._has_room = asyncio.Event()
+        self._has_room.set()
+        self._error: TidegateError | None = None
+
+    async def start(self, tasks: asyncio.TaskGroup) -> None:
+        await self._link.start(tasks)
+
+    async def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Returns when all are acknowledged. NotificationError when the broker refused one; the others went."""
+        if isinstance(notifications, Mapping):
+            sequence = await self._append(notifications)
+            await self._acknowledgement([(sequence, sequence)])
+        elif notifications:
+            await self._acknowledgement(await self._append_many(notifications))
+
+    async def publish_soon(self, notification: Mapping[str, Any]) -> None:
+        """Returns when there is room for it; `flush` waits for the acknowledgements."""
+        await self._append(notification)
+
+    async def flush(self) -> None:
+        """Returns when everything published so far is acknowledged."""
+        self._send_batch()
+        if self._acknowledged < self._sequence:
+            await self._acknowledgement([(self._acknowledged + 1, self._sequence)])
+        if self._refusals:
+            raise self._take_refusal([(0, self._acknowledged)])
+
+    def close(self) -> None:
+        self._link.close()
+
+    def statistics(self) -> PublisherStatistics:
+        return PublisherStatistics(
+            self._sequence, self._acknowledged, self._refused, self._frames_bytes, self._link.reconnections
+        )
+
+    # The link calls these.
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        self._window_bytes = welcome.window_bytes
+        self._frame_bytes_max = welcome.frame_bytes_max
+        self._on_acknowledged(welcome.acknowledged)
+        for _last, frame in self._frames:
+            self._link.write(frame)
+        self._flush_soon()
+
+    def on_frame(self, kind: int, sequence: int, body: memoryview) -> None:
+        if kind == Kind.ACKNOWLEDGE:
+            self._on_acknowledged(sequence)
+        elif kind == Kind.REFUSE:
+            for refusal in decode_body(body, list[Refusal]):
+                self._refused += 1
+                self._refusals[refusal.sequence] = refusal
+                if len(self._refusals) > REFUSALS_REMEMBERED_MAX:
+                    del self._refusals[next(iter(self._refusals))]
+
+    def on_failed(self, error: TidegateError) -> None:
+        self._error = error
+        self._has_room.set()
+        for waiter in self._waiters:
+            if not waiter.future.done():
+                waiter.future.set_exception(error)
+        self._waiters.clear()
+
+    def on_writable(self) -> None:
+        self._flush_soon()
+
+    # Inside.
+
+    async def _append(self, notification: Mapping[str, Any]) -> int:
+        encoded = _encode_one(notification, self._frame_bytes_max)
+        await self._room()
+        self._sequence += 1
+        self._batch.append(encoded)
+        self._batch_bytes += len(encoded)
+        if len(self._batch) >= BATCH_NOTIFICATIONS or self._batch_bytes >= BATCH_BYTES:
+            self._send_batch()
+        else:
+            self._flush_soon()
+        return self._sequence
+
+    async def _append_many(self, notifications: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+        """A list is encoded a batch at a time, which is quicker than one by one; returns what to wait for."""
+        ranges = []
+        for start in range(0, len(notifications), BATCH_NOTIFICATIONS):
+            part = notifications[start : start + BATCH_NOTIFICATIONS]
+            body = _encode_many(part)
+            if body is None or len(body) > BATCH_BYTES * 4:
+                for notification in part:
+                    sequence = await self._append(notification)
+                    ranges.append((sequence, sequence))
+                continue
+            await self._room()
+            self._send_batch()
+            first, self._sequence = self._sequence + 1, self._sequence + len(part)
+            ranges.append((first, self._sequence))
+            self._send(self._sequence, publish_frame(first, body))
+        return ranges
+
+    async def _room(self) -> None:
+        if not self._has_room.is_set():
+            await self._has_room.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def _acknowledgement(self, ranges: list[tuple[int, int]]) -> None:
+        if self._error is not None:
+            raise self._error
+        waiter = _Waiter(ranges, self._loop.create_future())
+        self._waiters.append(waiter)
+        await waiter.future
+
+    def _flush_soon(self) -> None:
+        if not self._is_flush_due and self._batch:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush_when_writable)
+
+    def _flush_when_writable(self) -> None:
+        """While the transport is full the batch may grow; it is sent when the transport has room, or it is full."""
+        self._is_flush_due = False
+        if self._link.is_writable:
+            self._send_batch()
+
+    def _send_batch(self) -> None:
+        if not self._batch:
+            return
+        maps, self._batch = self._batch, []
+        self._batch_bytes = 0
+        self._send(self._sequence, publish_frame(self._sequence - len(maps) + 1, join_maps(maps)))
+
+    def _send(self, last: int, frame: bytes) -> None:
+        self._frames.append((last, frame))
+        self._frames_bytes += len(frame)
+        if self._frames_bytes >= self._window_bytes:
+            self._has_room.clear()
+        self._link.write(frame)
+
+    def _on_acknowledged(self, sequence: int) -> None:
+        self._acknowledged = max(self._acknowledged, sequence)
+        while self._frames and self._frames[0][0] <= self._acknowledged:
+            _last, frame = self._frames.popleft()
+            self._frames_bytes -= len(frame)
+        if self._frames_bytes < self._window_bytes:
+            self._has_room.set()
+        while self._waiters and self._waiters[0].last <= self._acknowledged:
+            self._answer(self._waiters.popleft())
+
+    def _answer(self, waiter: _Waiter) -> None:
+        if waiter.future.done():
+            return
+        if self._refusals and self._refused_in(waiter.ranges):
+            waiter.future.set_exception(self._take_refusal(waiter.ranges))
+        else:
+            waiter.future.set_result(None)
+
+    def _refused_in(self, ranges: list[tuple[int, int]]) -> list[int]:
+        return sorted(s for s in self._refusals if any(first <= s <= last for first, last in ranges))
+
+    def _take_refusal(self, ranges: list[tuple[int, int]]) -> NotificationError:
+        """The first refusal within some ranges, as the error of whoever waits for them."""
+        refusals = [self._refusals.pop(sequence) for sequence in self._refused_in(ranges)]
+        total = sum(last - first + 1 for first, last in ranges)
+        place = f"{len(refusals)} of {total} notifications refused, the first: " if total > 1 else ""
+        return NotificationError(refusals[0].code, place + refusals[0].message, refusals[0].remedy)
+
+
+def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
+    try:
+        encoded = _encode(notification)
+    except (TypeError, OverflowError, UnicodeEncodeError):
+        check(notification)
+        raise
+    if len(encoded) + HEADER_BYTES + 8 > frame_bytes_max:
+        raise NotificationError(
+            "N211", f"the notification has {len(encoded)} bytes", f"the broker takes frames of {frame_bytes_max}"
+        )
+    return encoded
+
+
+def _encode_many(notifications: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """An array of notifications, or None when one of them cannot be encoded: one by one tells which."""
+    try:
+        return _encode(notifications)
+    except (TypeError, OverflowError, UnicodeEncodeError):
+        return None

@@ -1,0 +1,322 @@
+"""Subscribing: an async iterator of deliveries for each filter, over one link.
+
+Deliveries wait here until the program takes them, a bounded number for each subscription; past it the link is not
+read, and the broker's policy decides. After a reconnection every subscription is made again, and what a restarted
+broker delivers a second time is dropped by publisher and sequence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from tidegate.client.link import Link, LinkOptions, to_exception
+from tidegate.errors import TidegateError
+from tidegate.filters import Filter
+from tidegate.frames import (
+    Delivered,
+    ErrorBody,
+    Gap,
+    Kind,
+    Subscribe,
+    Unsubscribe,
+    Welcome,
+    decode_body,
+    decode_deliver,
+    encode_frame,
+)
+from tidegate.notification import PAYLOAD
+
+WAITING_MAX: Final = 10_000
+PUBLISHERS_REMEMBERED_MAX: Final = 100_000
+
+
+class Delivery(msgspec.Struct, gc=False):
+    """A notification as it reached a subscription.
+
+    `missed` counts the deliveries that were lost just before it, because this program was slow and its policy is
+    drop-oldest. `reconnected` is true for the first delivery after a reconnection: what was published meanwhile to a
+    broker that was up is lost to this subscription."""
+
+    notification: dict[str, Any]
+    publisher: str
+    sequence: int
+    missed: int = 0
+    reconnected: bool = False
+
+    @property
+    def payload(self) -> bytes | None:
+        return self.notification.get(PAYLOAD)
+
+
+@dataclass(frozen=True)
+class SubscriptionStatistics:
+    received: int
+    missed: int
+    doubled: int
+    waiting: int
+
+
+class Subscription:
+    """`async for delivery in subscription`. Use it in `async with` to know that it is live before you go on."""
+
+    def __init__(self, subscriber: Subscriber, number: int, subscription_filter: Filter, policy: str) -> None:
+        self.filter = subscription_filter
+        self.policy = policy
+        self._subscriber = subscriber
+        self._number = number
+        self._waiting: deque[Delivery] = deque()
+        self._wake = asyncio.Event()
+        self._ready: asyncio.Future[None] | None = None
+        self._error: TidegateError | None = None
+        self._is_closed = False
+        self._last: OrderedDict[str, int] = OrderedDict()
+        self._missed_before_next = 0
+        self._has_reconnected = False
+        self._received = 0
+        self._missed = 0
+        self._doubled = 0
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        await self._wait_for_some()
+        delivery = self._waiting.popleft()
+        self._subscriber.took(self)
+        return delivery
+
+    async def take(self) -> list[Delivery]:
+        """All deliveries that wait, at least one: for programs that work in batches. StopAsyncIteration when closed."""
+        await self._wait_for_some()
+        deliveries = list(self._waiting)
+        self._waiting.clear()
+        self._subscriber.took(self)
+        return deliveries
+
+    def close(self) -> None:
+        """Ends it at the broker; iteration stops when what waits is taken."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._wake.set()
+            self._subscriber.ended(self._number)
+
+    def statistics(self) -> SubscriptionStatistics:
+        return SubscriptionStatistics(self._received, self._missed, self._doubled, len(self._waiting))
+
+    @property
+    def is_behind(self) -> bool:
+        return len(self._waiting) >= WAITING_MAX
+
+    async def _start(self) -> None:
+        if self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            await self._subscriber.begin(self._number, self)
+        await asyncio.shield(self._ready)
+
+    async def _wait_for_some(self) -> None:
+        if self._waiting:
+            return
+        await self._start()
+        while not self._waiting:
+            if self._error is not None:
+                raise self._error
+            if self._is_closed:
+                raise StopAsyncIteration
+            self._wake.clear()
+            await self._wake.wait()
+
+    # The subscriber calls these.
+
+    def request(self) -> Subscribe:
+        return Subscribe(self._number, self.filter.text, self.policy)
+
+    def on_ready(self) -> None:
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(None)
+
+    def on_reconnected(self) -> None:
+        self._has_reconnected = True
+
+    def on_gap(self, missed: int) -> None:
+        self._missed_before_next += missed
+        self._missed += missed
+
+    def on_deliveries(self, publisher: str, deliveries: list[Delivered]) -> None:
+        """Deliveries of one publisher, in its order."""
+        last = self._last.get(publisher, 0)
+        fresh = deliveries
+        if deliveries[0].sequence <= last:
+            fresh = [delivered for delivered in deliveries if delivered.sequence > last]
+            self._doubled += len(deliveries) - len(fresh)
+            if not fresh:
+                return
+        self._last[publisher] = fresh[-1].sequence
+        if len(self._last) > PUBLISHERS_REMEMBERED_MAX:
+            self._last.popitem(last=False)
+        self._received += len(fresh)
+        if self._missed_before_next or self._has_reconnected:
+            self._push_marked(publisher, fresh[0])
+            fresh = fresh[1:]
+        self._waiting.extend([Delivery(each.notification, publisher, each.sequence) for each in fresh])
+        self._wake.set()
+
+    def on_failed(self, error: TidegateError) -> None:
+        self._error = error
+        self._wake.set()
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _push_marked(self, publisher: str, first: Delivered) -> None:
+        marked = Delivery(
+            first.notification, publisher, first.sequence, self._missed_before_next, self._has_reconnected
+        )
+        self._missed_before_next, self._has_reconnected = 0, False
+        self._waiting.append(marked)
+
+
+class Subscriber:
+    """All subscriptions of a connection."""
+
+    def __init__(self, options: LinkOptions, tasks: asyncio.TaskGroup) -> None:
+        self._link = Link(options, "", self)
+        self._tasks = tasks
+        self._start: asyncio.Future[None] | None = None
+        self._next_number = 1
+        self._subscriptions: dict[int, Subscription] = {}
+        self._behind: set[int] = set()
+        self._status: asyncio.Future[dict[str, Any]] | None = None
+        self._was_up = False
+
+    def subscribe(self, subscription_filter: Filter, policy: str) -> Subscription:
+        number = self._next_number
+        self._next_number += 1
+        return Subscription(self, number, subscription_filter, policy)
+
+    async def begin(self, number: int, subscription: Subscription) -> None:
+        await self._up()
+        self._subscriptions[number] = subscription
+        self._link.write(encode_frame(Kind.SUBSCRIBE, subscription.request()))
+
+    def ended(self, number: int) -> None:
+        if self._subscriptions.pop(number, None) is not None:
+            self._link.write(encode_frame(Kind.UNSUBSCRIBE, Unsubscribe(number)))
+            self._read_on(number)
+
+    def took(self, subscription: Subscription) -> None:
+        """The program has taken deliveries: read on when none of its subscriptions is behind."""
+        if self._behind and not subscription.is_behind:
+            for number in [n for n in self._behind if not self._is_behind(n)]:
+                self._read_on(number)
+
+    async def status(self) -> dict[str, Any]:
+        """The broker's own account of its layers and load."""
+        await self._up()
+        if self._status is None:
+            self._status = asyncio.get_running_loop().create_future()
+            self._link.write(encode_frame(Kind.STATUS))
+        return await asyncio.shield(self._status)
+
+    def close(self) -> None:
+        for subscription in list(self._subscriptions.values()):
+            subscription.close()
+        self._link.close()
+
+    # The link calls these.
+
+    def on_welcome(self, welcome: Welcome) -> None:
+        for subscription in self._subscriptions.values():
+            if self._was_up:
+                subscription.on_reconnected()
+            self._link.write(encode_frame(Kind.SUBSCRIBE, subscription.request()))
+        if self._status is not None:
+            self._link.write(encode_frame(Kind.STATUS))
+        self._was_up = True
+
+    def on_frame(self, kind: int, sequence: int, body: memoryview) -> None:
+        match kind:
+            case Kind.DELIVER:
+                self._on_deliver(*decode_deliver(body))
+            case Kind.SUBSCRIBED:
+                if (subscription := self._subscriptions.get(sequence)) is not None:
+                    subscription.on_ready()
+            case Kind.GAP:
+                self._on_gap(decode_body(body, Gap))
+            case Kind.ERROR:
+                error: ErrorBody = decode_body(body, ErrorBody)
+                if (refused := self._subscriptions.pop(error.subscription or 0, None)) is not None:
+                    refused.on_failed(to_exception(error))
+            case Kind.STATUS_REPLY:
+                if self._status is not None:
+                    self._status.set_result(decode_body(body, dict))
+                    self._status = None
+
+    def on_failed(self, error: TidegateError) -> None:
+        for subscription in self._subscriptions.values():
+            subscription.on_failed(error)
+        if self._status is not None:
+            self._status.set_exception(error)
+
+    def on_writable(self) -> None:
+        """A subscriber writes little; nothing waits for this."""
+
+    # Inside.
+
+    async def _up(self) -> None:
+        """The link is opened by whoever needs it first; the others wait for that."""
+        if self._start is None:
+            self._start = asyncio.get_running_loop().create_future()
+            try:
+                await self._link.start(self._tasks)
+            except BaseException:
+                self._start.cancel()
+                self._start = None
+                raise
+            self._start.set_result(None)
+        await asyncio.shield(self._start)
+
+    def _on_deliver(self, publisher: str, deliveries: list[Delivered]) -> None:
+        by_number: dict[int, list[Delivered]] = {}
+        for delivered in deliveries:
+            numbers = delivered.subscriptions
+            if isinstance(numbers, int):
+                by_number.setdefault(numbers, []).append(delivered)
+            else:
+                for number in numbers:
+                    by_number.setdefault(number, []).append(delivered)
+        for number, mine in by_number.items():
+            subscription = self._subscriptions.get(number)
+            if subscription is not None:
+                subscription.on_deliveries(publisher, mine)
+                if subscription.is_behind:
+                    self._behind.add(number)
+                    self._link.pause_reading()
+
+    def _on_gap(self, gap: Gap) -> None:
+        for number, missed in gap.dropped.items():
+            if (subscription := self._subscriptions.get(number)) is not None:
+                subscription.on_gap(missed)
+
+    def _is_behind(self, number: int) -> bool:
+        subscription = self._subscriptions.get(number)
+        return subscription is not None and subscription.is_behind
+
+    def _read_on(self, number: int) -> None:
+        self._behind.discard(number)
+        if not self._behind:
+            self._link.resume_reading()

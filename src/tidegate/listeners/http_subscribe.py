@@ -1,0 +1,194 @@
+"""Push over HTTP: WebSocket `/v1/subscribe?filter=…` and server-sent events `/v1/stream?filter=…`.
+
+A connection is one session with one subscription. The response starts when the subscription is acknowledged: what is
+published after that arrives. Deliveries are taken from the outbox as fast as the peer reads, one JSON object each:
+`{"notification": {…}, "publisher": "…", "sequence": n}`, or `{"gap": n}` where a slow reader has lost some.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from tidegate.errors import TidegateError, Unavailable
+from tidegate.filters import Filter
+from tidegate.frames import HEADER, HEADER_BYTES, Gap, Kind, decode_body, decode_deliver
+from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.frames import DeliveriesWait, LayerFrame, SessionEnded, SubscriptionReady
+from tidegate.layers.outbox import Policy
+from tidegate.listeners.json_response import error_response
+
+TAKE_BYTES: Final = 64 * 1024
+KEEP_ALIVE_S: Final = 15.0
+CLIENT_ID: Final = 1
+
+
+class PushSession:
+    """One subscription of one HTTP connection; `events` gives lists of encoded JSON objects."""
+
+    def __init__(self, host: EmbeddedHost) -> None:
+        self._host = host
+        self._point = host.connection_point
+        self._session = host.open_session(self)
+        self._wake = asyncio.Event()
+        self._is_ready = False
+        self._is_stopping = False
+        self._error: TidegateError | None = None
+
+    def on_frame(self, frame: LayerFrame) -> None:
+        if isinstance(frame, SubscriptionReady):
+            self._is_ready = True
+        elif isinstance(frame, SessionEnded):
+            self._error = frame.error
+        elif not isinstance(frame, DeliveriesWait):
+            return
+        self._wake.set()
+
+    async def subscribe(self, query: Mapping[str, str]) -> None:
+        """Returns when the subscription is acknowledged."""
+        parsed = Filter.parse(query.get("filter", ""))
+        policy = Policy.parse(query.get("policy", Policy.DROP_OLDEST))
+        self._host.carry(self._point.subscribe(self._session, CLIENT_ID, parsed, policy))
+        while not self._is_ready:
+            await self._wait()
+
+    async def events(self) -> AsyncIterator[list[bytes]]:
+        """What is delivered, until the broker stops; an empty list now and then while nothing is."""
+        while True:
+            frames, outputs = self._point.take(self._session, TAKE_BYTES)
+            self._host.carry(outputs)
+            if frames:
+                yield [event for frame in frames for event in encode_events(frame)]
+            elif self._error is not None:
+                raise self._error
+            elif self._is_stopping:
+                return
+            elif not await self._wait():
+                yield []
+
+    def stop(self) -> None:
+        """What waits is still given out, then `events` ends."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def close(self) -> None:
+        self._host.close_session(self._session)
+
+    async def _wait(self) -> bool:
+        """False when nothing has happened for a while."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
+
+
+class HttpSubscriber:
+    """The endpoints, and all push sessions of the broker."""
+
+    def __init__(self, host: EmbeddedHost) -> None:
+        self._host = host
+        self._sessions: set[PushSession] = set()
+        self._is_stopping = False
+
+    async def stream(self, request: Request) -> Response:
+        """Server-sent events."""
+        session = await self._open(request.query_params)
+        return StreamingResponse(
+            self._server_sent_events(session),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    async def subscribe(self, websocket: WebSocket) -> None:
+        """WebSocket."""
+        try:
+            session = await self._open(websocket.query_params)
+        except TidegateError as error:
+            await websocket.send_denial_response(error_response(error))
+            return
+        try:
+            await websocket.accept()
+            async with asyncio.TaskGroup() as tasks:
+                pushing = tasks.create_task(self._push(session, websocket))
+                tasks.create_task(self._listen(websocket, pushing))
+        except* WebSocketDisconnect:
+            pass
+        finally:
+            self._close(session)
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        for session in self._sessions:
+            session.stop()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def _open(self, query: Mapping[str, str]) -> PushSession:
+        if self._is_stopping:
+            raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
+        session = PushSession(self._host)
+        self._sessions.add(session)
+        try:
+            await session.subscribe(query)
+        except BaseException:
+            self._close(session)
+            raise
+        return session
+
+    def _close(self, session: PushSession) -> None:
+        self._sessions.discard(session)
+        session.close()
+
+    async def _server_sent_events(self, session: PushSession) -> AsyncIterator[bytes]:
+        try:
+            yield b": subscribed\n\n"
+            async for events in session.events():
+                yield b"".join(b"data: " + event + b"\n\n" for event in events) or b": nothing new\n\n"
+        except TidegateError as error:
+            yield b"event: error\ndata: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n"
+        finally:
+            self._close(session)
+
+    async def _push(self, session: PushSession, websocket: WebSocket) -> None:
+        try:
+            async for events in session.events():
+                for event in events:
+                    await websocket.send_text(event.decode())
+            await websocket.close(1001, "the broker is shutting down")
+        except TidegateError as error:
+            await websocket.send_text(msgspec.json.encode({"error": error.to_dict()}).decode())
+            await websocket.close(1008, error.code)
+
+    async def _listen(self, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
+        """Nothing is expected from a subscriber but its leaving."""
+        with contextlib.suppress(WebSocketDisconnect):
+            while websocket.client_state is WebSocketState.CONNECTED:
+                await websocket.receive()
+        pushing.cancel()
+
+
+def encode_events(frame: bytes) -> list[bytes]:
+    """The JSON objects of one frame from an outbox."""
+    kind = HEADER.unpack_from(frame)[1]
+    body = memoryview(frame)[HEADER_BYTES:]
+    if kind == Kind.GAP:
+        gap: Gap = decode_body(body, Gap)
+        return [msgspec.json.encode({"gap": sum(gap.dropped.values())})]
+    assert kind == Kind.DELIVER, kind
+    publisher, deliveries = decode_deliver(body)
+    encode: Any = msgspec.json.encode
+    return [
+        encode({"notification": each.notification, "publisher": publisher, "sequence": each.sequence})
+        for each in deliveries
+    ]

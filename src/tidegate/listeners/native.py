@@ -1,0 +1,380 @@
+"""The native listener: frames over TCP, as docs/protocols.md describes them.
+
+A publisher's bytes are read into one buffer a connection, and all complete PUBLISH frames of a read become one batch,
+whatever the client's frames were. Deliveries and acknowledgements go out once an iteration of the event loop. What may
+go wrong: a malformed frame (what was good before it in the read is on its way first, then the connection is closed
+with an error), a peer that says nothing (closed after a timeout), a peer that does not read (its outbox fills).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from tidegate.config import Config
+from tidegate.errors import ProtocolError, TidegateError, Unavailable
+from tidegate.filters import Filter
+from tidegate.frames import (
+    HEADER,
+    HEADER_BYTES,
+    PROTOCOL_VERSION,
+    ErrorBody,
+    Hello,
+    Kind,
+    Subscribe,
+    Unsubscribe,
+    Welcome,
+    decode_body,
+    encode_frame,
+    frame_too_long,
+)
+from tidegate.layers.batch import BatchReader
+from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.frames import (
+    DeliveriesWait,
+    LayerFrame,
+    PublishAcknowledged,
+    SessionEnded,
+    SubscriptionEnded,
+    SubscriptionReady,
+)
+from tidegate.layers.outbox import Policy
+from tidegate.layers.publishers import NOBODY
+from tidegate.listeners.gate import check_token
+from tidegate.listeners.rate import RateLimit
+
+log = logging.getLogger(__name__)
+
+# Reads of 64 KiB keep a batch in the cache of the core and let reading and matching overlap.
+READ_BYTES: Final = 64 * 1024
+WRITE_BYTES: Final = 256 * 1024
+PUBLISHER_CHARACTERS_MAX: Final = 128
+
+
+class NativeListener:
+    """All native connections of a broker. `status` gives what a STATUS frame is answered with."""
+
+    def __init__(
+        self, host: EmbeddedHost, config: Config, token: str | None, status: Callable[[], dict[str, Any]]
+    ) -> None:
+        self.host = host
+        self.config = config
+        self.token = token
+        self.status = status
+        self.reader = BatchReader()
+        self.connections: set[NativeConnection] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self, tls: ssl.SSLContext | None) -> int:
+        """Listens; returns the port."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(
+            lambda: NativeConnection(self), self.config.bind, self.config.native_port, ssl=tls, backlog=1024
+        )
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def tick(self, now_s: float) -> None:
+        """Closes connections that have been silent for too long."""
+        for connection in list(self.connections):
+            connection.check_silence(now_s)
+
+    async def stop(self, deadline_s: float) -> None:
+        """Takes no more, gives subscribers until the deadline to take what waits for them, and closes."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self.connections):
+            connection.stop_reading()
+        loop = asyncio.get_running_loop()
+        while any(connection.has_deliveries() for connection in self.connections) and loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.say_goodbye()
+        while self.connections and loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class NativeConnection(asyncio.BufferedProtocol):
+    """One connection: a session of the Connection Point from HELLO on."""
+
+    def __init__(self, listener: NativeListener) -> None:
+        self._listener = listener
+        self._host = listener.host
+        self._point = listener.host.connection_point
+        self._config = listener.config
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray(READ_BYTES)
+        self._filled = 0
+        self._session = NOBODY
+        self._is_welcome = False
+        self._publisher = ""
+        self._acknowledged = 0
+        self._told_acknowledged = 0
+        self._is_writable = True
+        self._is_flushing = False
+        self._is_closing = False
+        self._is_stopping = False
+        self._rate = RateLimit(listener.config.rate_notifications_s)
+        self._heard_s = self._loop.time()
+
+    # The transport calls these.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have the methods, not the class.
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        self._listener.connections.add(self)
+        try:
+            self._session = self._host.open_session(self)
+        except TidegateError as error:
+            self._fail(error)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._is_closing = True
+        self._listener.connections.discard(self)
+        self._host.close_session(self._session)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return memoryview(self._buffer)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._filled += nbytes
+        self._heard_s = self._loop.time()
+        # A copy: batches of this read live on in the layers while the buffer is read into again.
+        data = bytes(memoryview(self._buffer)[: self._filled])
+        try:
+            consumed = self._take_frames(data)
+        except TidegateError as error:
+            self._fail(error)
+            return
+        if self._is_closing:
+            self._filled = 0
+            return
+        self._keep(data, consumed)
+
+    def pause_writing(self) -> None:
+        self._is_writable = False
+
+    def resume_writing(self) -> None:
+        self._is_writable = True
+        self._flush()
+
+    # The Connection Point calls this.
+
+    def on_frame(self, frame: LayerFrame) -> None:
+        match frame:
+            case DeliveriesWait():
+                self._flush_soon()
+            case PublishAcknowledged():
+                self._acknowledged = frame.sequence
+                self._flush_soon()
+                self._resume_reading()
+            case SubscriptionReady():
+                self._send(Kind.SUBSCRIBED, sequence=frame.client_id)
+            case SubscriptionEnded():
+                self._send(Kind.UNSUBSCRIBED, sequence=frame.client_id)
+            case SessionEnded():
+                self._fail(frame.error)
+
+    # The listener calls these.
+
+    def check_silence(self, now_s: float) -> None:
+        silent_s = now_s - self._heard_s
+        allowed_s = self._config.idle_timeout_s if self._is_welcome else self._config.hello_timeout_s
+        if silent_s > allowed_s:
+            self._fail(Unavailable("U705", f"nothing was heard for {silent_s:.0f} s", "send PING frames when idle"))
+
+    def stop_reading(self) -> None:
+        self._is_stopping = True
+        self._pause_reading()
+
+    def has_deliveries(self) -> bool:
+        assert self._transport is not None
+        self._flush()
+        return not self._is_writable or self._transport.get_write_buffer_size() > 0
+
+    def say_goodbye(self) -> None:
+        self._send(Kind.CLOSING)
+        self._close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Reading.
+
+    def _take_frames(self, data: bytes) -> int:
+        """Handles every complete frame; returns how many bytes they had."""
+        position = 0
+        while len(data) - position >= HEADER_BYTES and not self._is_closing:
+            length, kind, _flags, _zero, sequence = HEADER.unpack_from(data, position)
+            if not self._is_welcome and kind != Kind.HELLO:
+                raise _not_hello(data, kind)
+            if length > self._config.frame_bytes_max:
+                raise frame_too_long(length, self._config.frame_bytes_max)
+            if position + HEADER_BYTES + length > len(data):
+                break
+            if kind == Kind.PUBLISH:
+                position = self._publish(data, position, sequence)
+            else:
+                start = position + HEADER_BYTES
+                position = start + length
+                self._control(kind, memoryview(data)[start:position])
+        return position
+
+    def _publish(self, data: bytes, position: int, sequence: int) -> int:
+        if not self._publisher:
+            raise ProtocolError("P310", "this connection has named no publisher", "name one in HELLO to publish")
+        if not 0 < sequence < 1 << 62:
+            raise ProtocolError("P308", f"{sequence} is no sequence of a notification", "count from 1")
+        read = self._listener.reader.read_frames(self._publisher, data, position, sequence)
+        if read.refusals:
+            self._point.count_refused(len(read.refusals))
+            self._send(Kind.REFUSE, read.refusals)
+        self._host.carry(self._point.submit(self._publisher, read.batches, read.through))
+        if read.error is not None:
+            raise read.error
+        self._slow_down(read.through - sequence + 1)
+        return read.position
+
+    def _slow_down(self, notifications: int) -> None:
+        wait_s = self._rate.take(notifications, self._loop.time())
+        if wait_s > 0:
+            self._pause_reading()
+            self._loop.call_later(wait_s, self._resume_reading)
+        elif self._point.is_congested(self._publisher):
+            self._pause_reading()
+
+    def _keep(self, data: bytes, consumed: int) -> None:
+        """Moves an incomplete frame to the front of the buffer, which grows to hold it and shrinks after it."""
+        rest = data[consumed:]
+        size = READ_BYTES
+        if len(rest) >= HEADER_BYTES:
+            size = max(size, HEADER_BYTES + HEADER.unpack_from(rest)[0])
+        if size != len(self._buffer):
+            self._buffer = bytearray(size)
+        self._buffer[: len(rest)] = rest
+        self._filled = len(rest)
+
+    def _control(self, kind: int, body: memoryview) -> None:
+        match kind:
+            case Kind.HELLO:
+                self._hello(decode_body(body, Hello))
+            case Kind.SUBSCRIBE:
+                self._subscribe(decode_body(body, Subscribe))
+            case Kind.UNSUBSCRIBE:
+                self._host.carry(self._point.unsubscribe(self._session, decode_body(body, Unsubscribe).id))
+            case Kind.PING:
+                self._send(Kind.PONG)
+            case Kind.STATUS:
+                self._send(Kind.STATUS_REPLY, self._listener.status())
+            case Kind.GOODBYE:
+                self._close()
+            case _:
+                raise ProtocolError("P301", f"{kind} is no kind of frame that a client sends", "see docs/protocols.md")
+
+    def _hello(self, hello: Hello) -> None:
+        if hello.version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                "P309",
+                f"the client speaks version {hello.version}",
+                f"this broker speaks {PROTOCOL_VERSION}: install a client of the same release",
+            )
+        check_token(hello.token, self._listener.token)
+        if len(hello.publisher) > PUBLISHER_CHARACTERS_MAX or self._is_welcome:
+            raise ProtocolError(
+                "P310",
+                f"a second HELLO, or a publisher's name of {len(hello.publisher)} characters",
+                f"say HELLO once, with a name of at most {PUBLISHER_CHARACTERS_MAX}, unique for each start of a client",
+            )
+        if hello.publisher:
+            self._acknowledged, outputs = self._point.attach_publisher(self._session, hello.publisher)
+            self._told_acknowledged = self._acknowledged
+            self._host.carry(outputs)
+        self._publisher = hello.publisher
+        self._is_welcome = True
+        self._send(
+            Kind.WELCOME,
+            Welcome(
+                PROTOCOL_VERSION,
+                self._point.name,
+                self._acknowledged,
+                self._config.frame_bytes_max,
+                self._config.publisher_window_bytes,
+            ),
+        )
+
+    def _subscribe(self, subscribe: Subscribe) -> None:
+        try:
+            policy = Policy.parse(subscribe.policy)
+            parsed = Filter.parse(subscribe.filter)
+            self._host.carry(self._point.subscribe(self._session, subscribe.id, parsed, policy))
+        except TidegateError as error:
+            # A bad subscription ends itself, not the connection with its other subscriptions.
+            body = ErrorBody(error.code, error.message, error.remedy, error.column, subscribe.id)
+            self._send(Kind.ERROR, body)
+
+    # Writing.
+
+    def _flush_soon(self) -> None:
+        if not self._is_flushing:
+            self._is_flushing = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Writes acknowledgements, then deliveries while the transport takes them."""
+        self._is_flushing = False
+        if self._is_closing or self._transport is None:
+            return
+        if self._acknowledged > self._told_acknowledged:
+            self._told_acknowledged = self._acknowledged
+            self._send(Kind.ACKNOWLEDGE, sequence=self._acknowledged)
+        while self._is_writable and not self._is_closing:
+            frames, outputs = self._point.take(self._session, WRITE_BYTES)
+            if frames:
+                self._transport.write(b"".join(frames))
+            self._host.carry(outputs)
+            if not frames:
+                return
+
+    def _send(self, kind: Kind, body: Any = None, sequence: int = 0) -> None:
+        if self._transport is not None and not self._is_closing:
+            self._transport.write(encode_frame(kind, body, sequence))
+
+    def _pause_reading(self) -> None:
+        if self._transport is not None and not self._is_closing:
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        """Reads on, unless something else still holds this publisher back."""
+        if self._transport is None or self._is_closing or self._is_stopping:
+            return
+        if not self._rate.is_exhausted(self._loop.time()) and not self._point.is_congested(self._publisher):
+            self._transport.resume_reading()
+
+    def _fail(self, error: TidegateError) -> None:
+        if self._is_closing:
+            return
+        log.info("connection closed code=%s publisher=%s reason=%s", error.code, self._publisher or "-", error.message)
+        self._flush()
+        self._send(Kind.ERROR, ErrorBody(error.code, error.message, error.remedy, error.column))
+        self._close()
+
+    def _close(self) -> None:
+        """Closes when what is written is sent; a peer that does not read gets a second."""
+        if self._is_closing or self._transport is None:
+            return
+        self._is_closing = True
+        self._transport.close()
+        self._loop.call_later(1.0, self.abort)
+
+
+def _not_hello(data: bytes, kind: int) -> ProtocolError:
+    if data[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE"):
+        return ProtocolError("P312", "this is the native port, and it got an HTTP request", "use the HTTP port, 7271")
+    return ProtocolError("P301", f"the first frame is of kind {kind}", "begin with HELLO; see docs/protocols.md")
