@@ -18,3 +18,7 @@ def warm_up() -> None:
     table = SubscriptionTable(connection_point=1)
     ids = np.array([table.add(outbox=0, client_id=1)], np.int64)
     list(DeliveryWriter(table).frames(batch, np.array([0, 1], np.int64), ids, 1))
+
+
+if __name__ == "__main__":
+    warm_up()

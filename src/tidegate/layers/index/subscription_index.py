@@ -3,12 +3,13 @@ is verified.
 
 A filter with an equality is filed under each value of its most selective one; another is filed under the name of an
 attribute that it needs; one that needs none (`*`, `!a`) is tried always. Identical filters share one record.
-Invariant: a record is filed under exactly the keys that `_keys` gives for its filter, so removal finds it again.
+Invariant: a record is filed exactly where `_places` finds it for its filter, so removal finds it again, and a
+notification that satisfies the filter looks into exactly one of these places.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,8 +20,6 @@ from tidegate.filters import Filter, Operator
 
 if TYPE_CHECKING:
     from tidegate.layers.batch import Batch
-
-_Key: TypeAlias = tuple[str, Any] | str | None
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,25 @@ class _Record:
     ids: dict[int, None] = field(default_factory=dict)
 
 
+_Records: TypeAlias = dict[_Record, None]
+
+
+@dataclass(slots=True)
+class _Attribute:
+    """What is filed under one attribute: by value, and for any value."""
+
+    by_value: dict[Any, _Records] = field(default_factory=dict)
+    for_any: _Records = field(default_factory=dict)
+
+
 class SubscriptionIndex:
     """`match` finds exactly the subscriptions whose `Filter.matches` says yes. One writer, no reader beside it."""
 
     def __init__(self) -> None:
         self._records: dict[Filter, _Record] = {}
         self._filter_of: dict[int, Filter] = {}
-        self._filed: dict[_Key, dict[_Record, None]] = {}
+        self._attributes: dict[str, _Attribute] = {}
+        self._always: _Records = {}
         self._verified = 0
 
     def __len__(self) -> int:
@@ -57,8 +68,8 @@ class SubscriptionIndex:
         record = self._records.get(subscription_filter)
         if record is None:
             record = self._records[subscription_filter] = _Record(subscription_filter)
-            for key in _keys(subscription_filter):
-                self._filed.setdefault(key, {})[record] = None
+            for place in self._places(subscription_filter):
+                place[record] = None
         record.ids[subscription] = None
         self._filter_of[subscription] = record.filter
 
@@ -66,14 +77,11 @@ class SubscriptionIndex:
         """KeyError when there is no such subscription."""
         record = self._records[self._filter_of.pop(subscription)]
         del record.ids[subscription]
-        if record.ids:
-            return
-        del self._records[record.filter]
-        for key in _keys(record.filter):
-            filed = self._filed[key]
-            del filed[record]
-            if not filed:
-                del self._filed[key]
+        if not record.ids:
+            del self._records[record.filter]
+            for place in self._places(record.filter):
+                del place[record]
+            self._forget_empty(record.filter)
 
     def match(self, notifications: Iterable[Mapping[str, Any]]) -> list[list[int]]:
         """For each notification the ids of the subscriptions that it satisfies."""
@@ -92,26 +100,58 @@ class SubscriptionIndex:
         return IndexStatistics(len(self._filter_of), len(self._records), self._verified)
 
     def _match_one(self, notification: Mapping[str, Any]) -> list[int]:
-        filed = self._filed
+        attributes = self._attributes
         ids: list[int] = []
-        for key in (None, *notification, *((name, _exact(value)) for name, value in notification.items())):
-            for record in filed.get(key, ()):
-                self._verified += 1
-                if record.filter.matches(notification):
-                    ids += record.ids
+        self._verify(self._always, notification, ids)
+        for name, value in notification.items():
+            attribute = attributes.get(name)
+            if attribute is not None:
+                self._verify(attribute.for_any, notification, ids)
+                self._verify(attribute.by_value.get(_exact(value), ()), notification, ids)
         return ids
 
+    def _verify(self, candidates: Iterable[_Record], notification: Mapping[str, Any], ids: list[int]) -> None:
+        for record in candidates:
+            self._verified += 1
+            if record.filter.matches(notification):
+                ids += record.ids
 
-def _keys(subscription_filter: Filter) -> list[_Key]:
-    """Where a filter is filed. A notification that satisfies it looks into exactly one of these places."""
+    def _places(self, subscription_filter: Filter) -> Iterator[_Records]:
+        """Where a filter is filed; makes the places that are not there."""
+        chosen = _access_constraint(subscription_filter)
+        if chosen is None:
+            yield self._always
+            return
+        name, values = chosen
+        attribute = self._attributes.setdefault(name, _Attribute())
+        if not values:
+            yield attribute.for_any
+        for value in values:
+            yield attribute.by_value.setdefault(value, {})
+
+    def _forget_empty(self, subscription_filter: Filter) -> None:
+        chosen = _access_constraint(subscription_filter)
+        if chosen is None:
+            return
+        name, values = chosen
+        attribute = self._attributes[name]
+        for value in values:
+            if not attribute.by_value[value]:
+                del attribute.by_value[value]
+        if not attribute.by_value and not attribute.for_any:
+            del self._attributes[name]
+
+
+def _access_constraint(subscription_filter: Filter) -> tuple[str, list[Any]] | None:
+    """The attribute a filter is filed under, with the values if it is an equality; None when it needs no attribute."""
     equalities = [c for c in subscription_filter.constraints if c.operator is Operator.EQUAL]
     if equalities:
         chosen = min(equalities, key=lambda c: len(c.operands))
-        return [(chosen.name, _exact(value)) for value in chosen.operands]
+        return chosen.name, [_exact(value) for value in chosen.operands]
     for constraint in subscription_filter.constraints:
         if constraint.operator is not Operator.ABSENT:
-            return [constraint.name]
-    return [None]
+            return constraint.name, []
+    return None
 
 
 def _exact(value: Any) -> Any:

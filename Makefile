@@ -1,0 +1,42 @@
+# Everything on a fresh Debian or Ubuntu machine with python3 (with venv) and make:
+#   make run    sets up and runs the main job        make test   sets up and runs all tests
+.DEFAULT_GOAL := help
+.PHONY: help setup run test test-unit check bench clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+help:  ## this text
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY)  ## make .venv, install the project, compile the kernels
+
+$(READY): pyproject.toml constraints.txt scripts/find-python
+	PYTHON=$$(scripts/find-python) && "$$PYTHON" -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m tidegate.layers.warm_up
+	touch $@
+
+run: setup  ## the main job: a broker, stations publishing to it, a subscriber printing alerts
+	$(BIN)/tidegate demo
+
+test: setup  ## all tests
+	$(BIN)/python -m pytest
+
+test-unit: setup  ## the tests that run in seconds
+	$(BIN)/python -m pytest tests/unit
+
+check: setup  ## formatting, lint, types, layering
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup  ## benchmarks, with Mosquitto and NATS beside us
+	scripts/ensure-packages mosquitto:mosquitto nats-server:nats-server
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	$(BIN)/python benchmarks/run.py
+
+clean:  ## remove what setup made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

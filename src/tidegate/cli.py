@@ -1,0 +1,350 @@
+"""The command `tidegate`: one function a command. People read its tables and sentences; programs get JSON lines.
+
+Exit codes: 0 done, 1 a clean "no" (`why` without a match, a demo whose counts disagree), 2 an error with its cure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tidegate import config as settings
+from tidegate import terminal
+from tidegate.client import Connection, connect
+from tidegate.client.address import DEFAULT_ADDRESS
+from tidegate.errors import BadInput, ConfigError, NotificationError, TidegateError
+from tidegate.filters import Filter
+from tidegate.notification import PAYLOAD, check, parse_value
+
+EXAMPLES = """\
+try it in three terminals:
+  tidegate serve
+  tidegate sub 'NO2>200;station^=2807'
+  tidegate pub NO2=212 station=28079004
+"""
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """The entry point: runs one command and exits."""
+    options = _parser().parse_args(arguments)
+    try:
+        code = options.run(options)
+    except TidegateError as error:
+        print(f"tidegate: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        # The reader of our output has gone, as `head` does; nothing is left to say.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    sys.exit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tidegate",
+        description="An information broker for the Internet of Things: publish, and subscribe by content.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for add in (_add_serve, _add_pub, _add_sub, _add_why, _add_top, _add_replay, _add_demo, _add_config):
+        add(commands)
+    return parser
+
+
+def _command(commands: Any, name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _add_client_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        default=os.environ.get("TIDEGATE_ADDRESS", DEFAULT_ADDRESS),
+        help=f"where the broker is (default: TIDEGATE_ADDRESS, or {DEFAULT_ADDRESS})",
+    )
+    parser.add_argument("--token-file", type=Path, help="file with the broker's token (default: TIDEGATE_TOKEN)")
+
+
+def _connect(options: argparse.Namespace, name: str) -> Connection:
+    token = None
+    if options.token_file is not None:
+        token = settings.read_token(settings.Config(token_file=str(options.token_file)), {})
+    return connect(options.address, name=name, token=token, connect_timeout_s=2.0)
+
+
+# serve
+
+
+def _add_serve(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "serve",
+        _serve,
+        "Run a broker in this process.",
+        "Every setting can also stand in the TOML file, or as TIDEGATE_<NAME> in the environment; flags win.",
+    )
+    parser.add_argument("--config", type=Path, help="TOML file with settings")
+    for name, field in settings.FIELDS.items():
+        flag = "--" + name.replace("_", "-")
+        text = f"{settings.HELP[name]} (default: {_shown(field.default)})".replace("%", "%%")
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, action="store_true", default=None, help=text)
+        else:
+            parser.add_argument(flag, metavar="VALUE", help=text)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    try:
+        from tidegate.broker import serve
+    except ImportError as error:
+        raise ConfigError(
+            "C412", f"the broker needs {error.name}, which is not installed", "pip install 'tidegate[server]'"
+        ) from error
+    flags = {name: value for name in settings.FIELDS if (value := getattr(options, name)) is not None}
+    config, _origins = settings.load(options.config, os.environ, flags)
+    serve(config, terminal.show_ready)
+    return 0
+
+
+# pub, replay
+
+
+def _add_pub(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "pub",
+        _pub,
+        "Publish a notification, or one for each JSON line of standard input.",
+        "tidegate pub NO2=212 station=28079004\n"
+        "tidegate pub \"room='12'\" open=true     # quotes make a string: '12'\n"
+        "tidegate pub - < notifications.jsonl",
+    )
+    parser.add_argument("attributes", nargs="+", metavar="NAME=VALUE", help="an attribute; or - for JSON lines")
+    parser.add_argument("--payload", type=Path, help="file whose bytes travel along; no filter looks at them")
+    _add_client_options(parser)
+
+
+def _pub(options: argparse.Namespace) -> int:
+    if options.attributes == ["-"]:
+        return asyncio.run(_publish(options, "pub", _read_json_lines(sys.stdin)))
+    notification = _parse_attributes(options.attributes)
+    if options.payload is not None:
+        notification[PAYLOAD] = _read_payload(options.payload)
+    check(notification)
+    return asyncio.run(_publish(options, "pub", [notification]))
+
+
+def _add_replay(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "replay",
+        _replay,
+        "Publish the readings of an official air-quality CSV file of the Madrid region, in the order of time.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--hours-per-second", type=float, default=0.0, help="pace: hours of the file a second (default: no waiting)"
+    )
+    _add_client_options(parser)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    from tidegate.devices import read_official_csv
+
+    if options.hours_per_second < 0:
+        raise ConfigError("C413", f"--hours-per-second is {options.hours_per_second}", "use 0 for no waiting, or more")
+    return asyncio.run(_publish(options, "replay", read_official_csv(options.file), options.hours_per_second))
+
+
+async def _publish(
+    options: argparse.Namespace, name: str, notifications: Iterable[Mapping[str, Any]], hours_per_s: float = 0.0
+) -> int:
+    progress = terminal.Progress("published", "notifications")
+    async with _connect(options, name) as broker:
+        async for notification in _paced(notifications, hours_per_s):
+            await broker.publish_soon(notification)
+            progress.advance()
+        await broker.flush()
+    progress.finish()
+    return 0
+
+
+async def _paced(notifications: Iterable[Mapping[str, Any]], hours_per_s: float) -> AsyncIterator[Mapping[str, Any]]:
+    """The notifications, with a pause whenever their time moves on to the next hour."""
+    time: object = None
+    for notification in notifications:
+        if hours_per_s and time not in (None, notification.get("time")):
+            await asyncio.sleep(1 / hours_per_s)
+        time = notification.get("time")
+        yield notification
+
+
+# sub, why, top
+
+
+def _add_sub(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "sub",
+        _sub,
+        "Print the notifications that match a filter, until interrupted.",
+        "tidegate sub 'NO2>200;station^=2807'\n"
+        "tidegate sub '*' --count 10\n"
+        "docs/filters.md explains filters; tidegate why explains a match.",
+    )
+    parser.add_argument("filter", metavar="FILTER", help="such as NO2>200;kind==traffic,industrial or * for everything")
+    parser.add_argument("--count", type=int, default=0, help="end after so many notifications (default: never)")
+    parser.add_argument(
+        "--policy",
+        choices=["drop-oldest", "disconnect", "block"],
+        default="drop-oldest",
+        help="what the broker does when this reader is slow",
+    )
+    _add_client_options(parser)
+
+
+def _sub(options: argparse.Namespace) -> int:
+    subscription_filter = Filter.parse(options.filter)
+    return asyncio.run(_subscribe(options, subscription_filter))
+
+
+async def _subscribe(options: argparse.Namespace, subscription_filter: Filter) -> int:
+    shown = 0
+    async with (
+        _connect(options, "sub") as broker,
+        broker.subscribe(subscription_filter, policy=options.policy) as subscription,
+    ):
+        terminal.note(f"subscribed to {subscription_filter}; Ctrl-C ends")
+        async for delivery in subscription:
+            terminal.show_delivery(delivery)
+            shown += 1
+            if shown == options.count:
+                break
+    return 0
+
+
+def _add_why(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "why",
+        _why,
+        "Explain, constraint by constraint, whether a filter matches a notification. Needs no broker.",
+        "tidegate why 'NO2>200' NO2=150\nexits 0 when it matches, 1 when it does not",
+    )
+    parser.add_argument("filter", metavar="FILTER")
+    parser.add_argument("attributes", nargs="*", metavar="NAME=VALUE")
+
+
+def _why(options: argparse.Namespace) -> int:
+    explanation = Filter.parse(options.filter).explain(_parse_attributes(options.attributes))
+    terminal.show_explanation(explanation)
+    return 0 if explanation.matches else 1
+
+
+def _add_top(commands: Any) -> None:
+    parser = _command(commands, "top", _top, "Show the broker's rates, outboxes and subscribers, live.")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often (default: 1)")
+    parser.add_argument("--count", type=int, default=0, help="end after so many looks (default: never)")
+    _add_client_options(parser)
+
+
+def _top(options: argparse.Namespace) -> int:
+    from tidegate.top import watch
+
+    if options.interval < 0.1:
+        raise ConfigError("C413", f"--interval is {options.interval}", "look at most ten times a second")
+    return asyncio.run(watch(_connect(options, "top"), options.interval, options.count))
+
+
+# demo, config
+
+
+def _add_demo(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "demo",
+        _demo,
+        "Start a broker, publish a seeded stream of air-quality readings to it, print alerts, and check the counts.",
+    )
+    parser.add_argument("--seed", type=int, default=1, help="another seed is another week of weather (default: 1)")
+    parser.add_argument("--minutes", type=float, default=0.5, help="how long it runs (default: 0.5)")
+    parser.add_argument("--headless", action="store_true", help="print the summary only")
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from tidegate.demo import run_demo
+
+    if not 0 < options.minutes <= 24 * 60:
+        raise ConfigError("C413", f"--minutes is {options.minutes}", "use more than 0 and at most a day")
+    return asyncio.run(run_demo(options.seed, options.minutes * 60, is_quiet=options.headless))
+
+
+def _add_config(commands: Any) -> None:
+    parser = commands.add_parser("config", help="Look at the configuration.")
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    check_parser = _command(
+        actions, "check", _config_check, "Check a configuration; print every setting, its value and where it is from."
+    )
+    check_parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="TOML file")
+
+
+def _config_check(options: argparse.Namespace) -> int:
+    config, origins = settings.load(options.file, os.environ)
+    token = settings.read_token(config, os.environ)
+    terminal.show_configuration(origins, has_token=token is not None)
+    return 0
+
+
+# Reading what people write.
+
+
+def _parse_attributes(texts: list[str]) -> dict[str, Any]:
+    notification: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise NotificationError("N213", f"{text!r} is no attribute", "write NAME=VALUE, such as NO2=212")
+        if name in notification:
+            raise NotificationError("N210", f"{name} is given twice", "give each attribute one value")
+        quoted = len(value) >= 2 and value[0] == value[-1] == "'"
+        notification[name] = value[1:-1].replace("''", "'") if quoted else parse_value(value)
+    return notification
+
+
+def _read_json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            notification = json.loads(line)
+        except ValueError as error:
+            raise BadInput("P314", f"line {number} is not JSON: {error}", 'send one {"NO2": 212} a line') from error
+        if not isinstance(notification, dict):
+            raise BadInput("P315", f"line {number} is not an object", 'send one {"NO2": 212} a line')
+        check(notification)
+        yield notification
+
+
+def _read_payload(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput("N214", f"the payload {str(path)!r} cannot be read: {error}", "name a readable file") from error
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, tuple):
+        return ",".join(default) or "none"
+    return str(default).lower() if isinstance(default, bool) else str(default) or "none"

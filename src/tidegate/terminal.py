@@ -1,0 +1,124 @@
+"""What the commands print: for people when standard output is a terminal, JSON lines when it is a pipe.
+
+Notes and progress go to standard error, so that a pipe carries data only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tidegate.client import Delivery
+from tidegate.filters import Explanation
+from tidegate.notification import PAYLOAD
+
+if TYPE_CHECKING:
+    from tidegate.broker import Ready
+    from tidegate.config import Origin
+
+PROGRESS_EVERY_S = 0.5
+
+
+def is_for_people() -> bool:
+    return sys.stdout.isatty()
+
+
+def print_json(value: Any) -> None:
+    print(msgspec.json.encode(value).decode(), flush=True)
+
+
+def note(text: str) -> None:
+    """A word to the person at the terminal; programs that read our output do not see it."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_ready(ready: Ready) -> None:
+    if is_for_people():
+        print(f"tidegate is ready\n  native  {ready.native}\n  HTTP    {ready.http}\nCtrl-C ends it", flush=True)
+    else:
+        print_json({"ready": ready})
+
+
+def show_delivery(delivery: Delivery) -> None:
+    if delivery.missed:
+        note(f"{delivery.missed} notifications were dropped: this reader is too slow")
+    if delivery.reconnected:
+        note("the connection was lost and is back; what was published meanwhile is missing")
+    if is_for_people():
+        print(write_attributes(delivery.notification), flush=True)
+    else:
+        print_json(
+            {
+                "notification": delivery.notification,
+                "publisher": delivery.publisher,
+                "sequence": delivery.sequence,
+                **({"missed": delivery.missed} if delivery.missed else {}),
+            }
+        )
+
+
+def write_attributes(notification: Mapping[str, Any]) -> str:
+    """`NO2=212 name='San Martín'`: as `tidegate pub` takes them."""
+    return " ".join(f"{name}={_write_value(value)}" for name, value in notification.items() if name != PAYLOAD) + (
+        f" ({len(notification[PAYLOAD])} bytes of payload)" if PAYLOAD in notification else ""
+    )
+
+
+def show_explanation(explanation: Explanation) -> None:
+    if not is_for_people():
+        print_json(explanation)
+        return
+    for constraint in explanation.constraints:
+        print(f"{'✓' if constraint.holds else '✗'} {constraint.text:<24} {constraint.reason}")
+    print("matches" if explanation.matches else "does not match")
+
+
+def show_configuration(origins: Mapping[str, Origin], *, has_token: bool) -> None:
+    if not is_for_people():
+        print_json({"settings": origins, "token": has_token})
+        return
+    for name, origin in origins.items():
+        print(f"{name:<34} {_write_setting(origin.value):<20} {origin.source}")
+    print(f"{'token':<34} {'set' if has_token else 'none':<20}")
+
+
+class Progress:
+    """Counts on standard error, on a terminal; a line at the end in any case."""
+
+    def __init__(self, verb: str, noun: str) -> None:
+        self._verb = verb
+        self._noun = noun
+        self._count = 0
+        self._started_s = self._shown_s = time.monotonic()
+        self._is_live = sys.stderr.isatty()
+
+    def advance(self) -> None:
+        self._count += 1
+        if self._is_live and time.monotonic() - self._shown_s > PROGRESS_EVERY_S:
+            self._shown_s = time.monotonic()
+            print(f"\r{self._verb} {self._count} {self._noun}", end="", file=sys.stderr, flush=True)
+
+    def finish(self) -> None:
+        seconds = time.monotonic() - self._started_s
+        noun = self._noun if self._count != 1 else self._noun.removesuffix("s")
+        start = "\r" if self._is_live else ""
+        note(f"{start}{self._verb} {self._count} {noun}, all acknowledged, in {seconds:.2f} s")
+        if not is_for_people():
+            print_json({"accepted": self._count})
+
+
+def _write_value(value: Any) -> str:
+    if isinstance(value, str):
+        plain = value and not any(sign.isspace() or sign in "'\"" for sign in value)
+        return value if plain else "'" + value.replace("'", "''") + "'"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _write_setting(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value) or "-"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "-"

@@ -1,0 +1,72 @@
+"""`tidegate top`: a broker's load, live in the terminal, from the broker's own status. JSON lines when piped."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any, Final
+
+from tidegate.client import Connection
+from tidegate.terminal import is_for_people, print_json
+
+CLEAR: Final = "\x1b[2J\x1b[H"
+# (shown as, statistic) of the Connection Point that are rates, and that are levels.
+RATES: Final = (
+    ("accepted", "accepted"),
+    ("delivered", "delivered"),
+    ("dropped", "dropped"),
+    ("refused", "refused"),
+    ("sent again", "duplicates"),
+)
+LEVELS: Final = (
+    ("sessions", "sessions"),
+    ("subscriptions", "subscriptions"),
+    ("publishers", "publishers"),
+    ("waiting in outboxes", "outbox_notifications"),
+    ("bytes in outboxes", "outbox_bytes"),
+    ("bytes under way", "bytes_under_way"),
+    ("blocked outboxes", "blocked_outboxes"),
+)
+
+
+async def watch(connection: Connection, interval_s: float, looks: int) -> int:
+    """Looks every `interval_s`, `looks` times or until interrupted."""
+    async with connection as broker:
+        before = await broker.status()
+        shown = 0
+        while True:
+            await asyncio.sleep(interval_s)
+            now = await broker.status()
+            rates = rates_between(before, now)
+            if is_for_people():
+                sys.stdout.write(CLEAR + table(now, rates))
+                sys.stdout.flush()
+            else:
+                print_json(now | {"rates": rates})
+            shown += 1
+            if shown == looks:
+                return 0
+            before = now
+
+
+def rates_between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, float]:
+    """Events a second; a broker that was started anew counts from zero."""
+    passed_s = now["uptime_s"] - before["uptime_s"]
+    if passed_s <= 0 or before["broker"] != now["broker"]:
+        return {statistic: 0.0 for _shown, statistic in RATES}
+    old, new = before["load"]["connection_point"], now["load"]["connection_point"]
+    return {statistic: round((new[statistic] - old[statistic]) / passed_s, 1) for _shown, statistic in RATES}
+
+
+def table(status: dict[str, Any], rates: dict[str, float]) -> str:
+    point, configuration = status["load"]["connection_point"], status["configuration"]
+    layers = ", ".join(f"{len(names)} {layer.replace('_', ' ')}" for layer, names in configuration.items())
+    lines = [
+        f"tidegate {status['broker']}   up {status['uptime_s']:.0f} s   epoch {status['epoch']}   {layers}",
+        "",
+        f"{'notifications':<22}{'a second':>14}{'in all':>16}",
+    ]
+    lines += [f"{shown:<22}{rates[name]:>14,.0f}{point[name]:>16,}" for shown, name in RATES]
+    lines.append("")
+    lines += [f"{shown:<22}{point[name]:>14,}" for shown, name in LEVELS]
+    return "\n".join(lines) + "\n"
