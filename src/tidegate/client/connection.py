@@ -17,10 +17,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tidegate.client.address import DEFAULT_ADDRESS, Address
-from tidegate.client.link import LinkOptions
+from tidegate.client.link import LinkOptions, not_open
 from tidegate.client.publisher import Publisher, PublisherStatistics
 from tidegate.client.subscriber import Subscriber, Subscription
-from tidegate.errors import Unavailable
 from tidegate.filters import Filter
 
 
@@ -67,10 +66,10 @@ class Connection:
             if kind is None and self._publisher is not None:
                 await self._publisher.flush()
         finally:
+            tasks, self._tasks = self._tasks, None
             self._subscriber.close()
             if self._publisher is not None:
                 self._publisher.close()
-            tasks, self._tasks = self._tasks, None
             # The links end by themselves once they are closed, so the group has nothing to cancel.
             await tasks.__aexit__(None, None, None)
 
@@ -87,6 +86,8 @@ class Connection:
 
     async def flush(self) -> None:
         """Returns when everything published so far is acknowledged."""
+        if self._tasks is None:
+            raise not_open()
         if self._publisher is not None:
             await self._publisher.flush()
 
@@ -106,12 +107,12 @@ class Connection:
         return self._publisher.statistics() if self._publisher is not None else None
 
     async def _publishing(self) -> Publisher:
+        if self._tasks is None:
+            raise not_open()
         if self._publisher is not None:
             return self._publisher
         async with self._opening:
             if self._publisher is None:
-                if self._tasks is None:
-                    raise _not_open()
                 publisher = Publisher(self._options, self._name)
                 await publisher.start(self._tasks)
                 self._publisher = publisher
@@ -119,9 +120,5 @@ class Connection:
 
     def _subscribing(self) -> Subscriber:
         if self._subscriber is None or self._tasks is None:
-            raise _not_open()
+            raise not_open()
         return self._subscriber
-
-
-def _not_open() -> Unavailable:
-    return Unavailable("U706", "the connection is not open", "use it inside: async with connect(…) as broker")

@@ -33,6 +33,7 @@ PING_S: Final = 15.0
 SILENCE_S: Final = 45.0
 RECONNECT_FIRST_S: Final = 0.05
 RECONNECT_MAX_S: Final = 5.0
+GOODBYE_S: Final = 1.0
 
 # How a broker's code reads as an exception here: by its first letter.
 _ERROR_OF_LETTER: Final[dict[str, type[TidegateError]]] = {
@@ -53,7 +54,8 @@ class LinkUser(Protocol):
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How to reach the broker. `connect_timeout_s` bounds the first connection only; later ones are tried for ever."""
+    """How to reach the broker. `connect_timeout_s` bounds the first connection with all its attempts, and later on each
+    attempt; these go on for ever."""
 
     address: Address
     token: str = ""
@@ -67,6 +69,7 @@ class Link:
         self._publisher = publisher
         self._user = user
         self._protocol: _LinkProtocol | None = None
+        self._keeping_up: asyncio.Task[None] | None = None
         self._is_closing = False
         self._last_failure = "no answer"
         self.reconnections = 0
@@ -82,7 +85,7 @@ class Link:
                 protocol = await self._connect_with_retries()
         except TimeoutError:
             raise _nobody_there(self._options.address, self._last_failure) from None
-        tasks.create_task(self._keep_up(protocol))
+        self._keeping_up = tasks.create_task(self._keep_up(protocol))
 
     def write(self, data: bytes) -> None:
         """Writes, or does nothing while the link is down: the user sends again what matters when it is up."""
@@ -101,6 +104,8 @@ class Link:
         self._is_closing = True
         if self._protocol is not None:
             self._protocol.say_goodbye()
+        elif self._keeping_up is not None:
+            self._keeping_up.cancel()  # it is trying to reconnect, and nobody needs that any more
 
     async def _keep_up(self, protocol: _LinkProtocol) -> None:
         try:
@@ -109,7 +114,7 @@ class Link:
                 self._protocol = None
                 if self._is_closing:
                     return
-                self._raise_if_final(protocol.error)
+                _raise_if_final(protocol.error)
                 protocol = await self._connect_with_retries()
                 self.reconnections += 1
         except TidegateError as error:
@@ -128,7 +133,8 @@ class Link:
         wait_s = RECONNECT_FIRST_S
         while True:
             try:
-                return await self._connect()
+                async with asyncio.timeout(self._options.connect_timeout_s):
+                    return await self._connect()
             except ssl.SSLCertVerificationError as error:
                 raise NotAllowed(
                     "A505",
@@ -136,7 +142,7 @@ class Link:
                     "pass a TLS context that trusts its authority",
                 ) from error
             except (Unavailable, Overloaded, OSError) as error:
-                self._last_failure = str(error)
+                self._last_failure = str(error) or "no answer"
             # Full jitter: when a broker comes back, its clients do not all knock at once.
             await asyncio.sleep(random.uniform(0, wait_s))  # noqa: S311
             wait_s = min(2 * wait_s, RECONNECT_MAX_S)
@@ -158,10 +164,6 @@ class Link:
         self._user.on_welcome(welcome)
         return protocol
 
-    def _raise_if_final(self, error: TidegateError | None) -> None:
-        if error is not None and (not isinstance(error, (Unavailable, Overloaded)) or error.code == "L603"):
-            raise error
-
 
 class _LinkProtocol(asyncio.BufferedProtocol):
     """The bytes of one TCP connection."""
@@ -176,6 +178,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
         self._buffer = bytearray(READ_BYTES)
         self._filled = 0
+        self._is_paused = False
         self._heard_s = self._loop.time()
 
     async def welcomed(self) -> Welcome:
@@ -186,22 +189,28 @@ class _LinkProtocol(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def ping(self) -> None:
-        if self._loop.time() - self._heard_s > SILENCE_S:
+        """A peer is silent when it says nothing although we listen."""
+        if not self._is_paused and self._loop.time() - self._heard_s > SILENCE_S:
             self.abort()
         self.write(encode_frame(Kind.PING))
 
     def pause_reading(self) -> None:
+        self._is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        if self._transport is not None:
+        if self._is_paused and self._transport is not None:
+            self._is_paused = False
+            self._heard_s = self._loop.time()
             self._transport.resume_reading()
 
     def say_goodbye(self) -> None:
+        """Closes when what is written is sent; a broker that does not read gets a second."""
         self.write(encode_frame(Kind.GOODBYE))
         if self._transport is not None:
             self._transport.close()
+            self._loop.call_later(GOODBYE_S, self.abort)
 
     def abort(self) -> None:
         if self._transport is not None:
@@ -269,12 +278,22 @@ class _LinkProtocol(asyncio.BufferedProtocol):
             self._user.on_frame(kind, sequence, body)
 
 
+def _raise_if_final(error: TidegateError | None) -> None:
+    # L603 is the policy `disconnect`: whoever chose it wants to know.
+    if error is not None and (not isinstance(error, (Unavailable, Overloaded)) or error.code == "L603"):
+        raise error
+
+
 def to_exception(error: ErrorBody) -> TidegateError:
     """The broker's error as the exception that its code stands for."""
     shape = _ERROR_OF_LETTER.get(error.code[:1])
     if shape is not None:
         return shape(error.code, error.message, error.remedy)
     return BadInput(error.code, error.message, error.remedy, column=error.column)
+
+
+def not_open() -> Unavailable:
+    return Unavailable("U706", "the connection is not open", "use it inside: async with connect(…) as broker")
 
 
 def _nobody_there(address: Address, why: str) -> Unavailable:

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from tidegate.client.link import Link, LinkOptions, to_exception
+from tidegate.client.link import Link, LinkOptions, not_open, to_exception
 from tidegate.errors import TidegateError
 from tidegate.filters import Filter
 from tidegate.frames import (
@@ -114,6 +114,8 @@ class Subscription:
         if not self._is_closed:
             self._is_closed = True
             self._wake.set()
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_exception(not_open())
             self._subscriber.ended(self._number)
 
     def statistics(self) -> SubscriptionStatistics:
@@ -196,12 +198,12 @@ class Subscriber:
     def __init__(self, options: LinkOptions, tasks: asyncio.TaskGroup) -> None:
         self._link = Link(options, "", self)
         self._tasks = tasks
-        self._start: asyncio.Future[None] | None = None
+        self._opening = asyncio.Lock()
+        self._is_up = False
         self._next_number = 1
         self._subscriptions: dict[int, Subscription] = {}
         self._behind: set[int] = set()
         self._status: asyncio.Future[dict[str, Any]] | None = None
-        self._was_up = False
 
     def subscribe(self, subscription_filter: Filter, policy: str) -> Subscription:
         number = self._next_number
@@ -235,18 +237,19 @@ class Subscriber:
     def close(self) -> None:
         for subscription in list(self._subscriptions.values()):
             subscription.close()
+        if self._status is not None:
+            self._status.set_exception(not_open())
+            self._status = None
         self._link.close()
 
     # The link calls these.
 
     def on_welcome(self, welcome: Welcome) -> None:
         for subscription in self._subscriptions.values():
-            if self._was_up:
-                subscription.on_reconnected()
+            subscription.on_reconnected()
             self._link.write(encode_frame(Kind.SUBSCRIBE, subscription.request()))
         if self._status is not None:
             self._link.write(encode_frame(Kind.STATUS))
-        self._was_up = True
 
     def on_frame(self, kind: int, sequence: int, body: memoryview) -> None:
         match kind:
@@ -267,10 +270,15 @@ class Subscriber:
                     self._status = None
 
     def on_failed(self, error: TidegateError) -> None:
+        """The link has ended for good; the next subscription begins a new one."""
+        self._is_up = False
         for subscription in self._subscriptions.values():
             subscription.on_failed(error)
+        self._subscriptions.clear()
+        self._behind.clear()
         if self._status is not None:
             self._status.set_exception(error)
+            self._status = None
 
     def on_writable(self) -> None:
         """A subscriber writes little; nothing waits for this."""
@@ -279,16 +287,10 @@ class Subscriber:
 
     async def _up(self) -> None:
         """The link is opened by whoever needs it first; the others wait for that."""
-        if self._start is None:
-            self._start = asyncio.get_running_loop().create_future()
-            try:
+        async with self._opening:
+            if not self._is_up:
                 await self._link.start(self._tasks)
-            except BaseException:
-                self._start.cancel()
-                self._start = None
-                raise
-            self._start.set_result(None)
-        await asyncio.shield(self._start)
+                self._is_up = True
 
     def _on_deliver(self, publisher: str, deliveries: list[Delivered]) -> None:
         by_number: dict[int, list[Delivered]] = {}

@@ -326,7 +326,7 @@ def scan_maps(
         position += 1 + width
     else:
         return MALFORMED
-    if expected < 0:
+    if expected < 0 or expected > end - position:
         return MALFORMED
     if count + expected > starts.shape[0]:
         return -2

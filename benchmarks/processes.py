@@ -1,0 +1,181 @@
+"""Jobs in processes of their own, and what they cost: the one place that starts, ends and measures processes.
+
+A `Server` is a program under test, a `Worker` is a Python function at the other end of it. Both are used in `with`
+and are ended by their process id, also when the benchmark fails. CPU time comes from the kernel's clock of each
+process (nanoseconds, all threads), read from outside while it lives; what happens before `go` does not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import socket
+import subprocess
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+STARTUP_S: Final = 120.0
+# Bounds one measured run: a worker that is not done by then gives what it has.
+RUN_S: Final = 30.0
+_END_S: Final = 15.0
+# The low bits of a clock id that ask for a process, and for its CPU time as the scheduler counts it.
+_PROCESS_CPU_CLOCK: Final = 2
+
+_spawning = multiprocessing.get_context("spawn")
+
+
+class Failed(Exception):
+    """A process did not do its part; the benchmark that needs it is given up."""
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a live process and its threads since it began, as clock_getcpuclockid(3) finds them."""
+    return time.clock_gettime(~pid << 3 | _PROCESS_CPU_CLOCK)
+
+
+def resident_bytes(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def free_port() -> int:
+    """A port of loopback that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A program that listens on loopback."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+        self._command = command
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in __exit__
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=environment)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_END_S)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._log.close()
+
+    def read_line(self) -> bytes:
+        """The next line that the program prints."""
+        assert self._process.stdout is not None
+        is_there, _, _ = select.select([self._process.stdout], [], [], STARTUP_S)
+        line = self._process.stdout.readline() if is_there else b""
+        if not line:
+            raise self._failed("says nothing")
+        return line
+
+    def wait_listening(self, port: int) -> None:
+        deadline_s = time.monotonic() + STARTUP_S
+        while time.monotonic() < deadline_s and self._process.poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                return
+            time.sleep(0.02)
+        raise self._failed(f"does not listen on port {port}")
+
+    def _failed(self, what: str) -> Failed:
+        self._log.seek(0)
+        last = self._log.read().decode(errors="replace")[-1000:]
+        return Failed(f"{' '.join(self._command)} {what}: {last}")
+
+
+class Line:
+    """A worker's end of the line to the benchmark."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def ready(self, value: Any = None) -> None:
+        self._connection.send(("ready", value))
+
+    def wait_go(self) -> None:
+        self._connection.recv()
+
+
+class Worker:
+    """`work(line, *arguments)` in a process of its own. It says ready, may wait for go, and returns its result."""
+
+    def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
+        self._connection, theirs = _spawning.Pipe()
+        self._name = work.__qualname__
+        self._process = _spawning.Process(target=_work, args=(theirs, work, arguments), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A worker that has given its result ends by itself; any other is ended."""
+        self._connection.close()
+        self._process.join(_END_S if kind is None else 0.0)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(_END_S)
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def wait_ready(self) -> Any:
+        return self._receive("ready", STARTUP_S)
+
+    def go(self) -> None:
+        self._connection.send("go")
+
+    def result(self) -> Any:
+        return self._receive("result", 2 * RUN_S)
+
+    def kill(self) -> None:
+        """For a worker whose orderly end would only take time."""
+        self._process.kill()
+
+    def _receive(self, expected: str, timeout_s: float) -> Any:
+        try:
+            if not self._connection.poll(timeout_s):
+                raise Failed(f"{self._name} is not {expected} after {timeout_s:g} s")
+            kind, value = self._connection.recv()
+        except EOFError:
+            raise Failed(f"{self._name} ended without a word") from None
+        if kind != expected:
+            raise Failed(f"{self._name}: {value}")
+        return value
+
+
+def _work(connection: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    try:
+        answer = ("result", work(Line(connection), *arguments))
+    except BaseException:
+        answer = ("failed", traceback.format_exc())
+    with contextlib.suppress(EOFError, OSError):
+        connection.send(answer)
+        # The process stays until its CPU clock has been read.
+        connection.recv()

@@ -1,0 +1,80 @@
+"""The index finds exactly what brute force finds, through any history of adding and removing."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from strategies import Notification, filters, notifications
+
+from tidegate.filters import Filter
+from tidegate.layers.batch import BatchReader
+from tidegate.layers.index import SubscriptionIndex
+
+
+@given(st.data())
+def test_it_finds_exactly_what_brute_force_finds(data: st.DataObject) -> None:
+    notification = data.draw(notifications())
+    many = data.draw(st.lists(filters(about=notification), max_size=20))
+    index = SubscriptionIndex()
+    for number, each in enumerate(many):
+        index.add(number, each)
+    expected = [number for number, each in enumerate(many) if each.matches(notification)]
+    assert [sorted(ids) for ids in index.match([notification])] == [expected]
+
+
+class IndexHistory(RuleBasedStateMachine):
+    """Subscriptions come, change and go; at every moment the index agrees with a plain dictionary of filters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.index = SubscriptionIndex()
+        self.filters: dict[int, Filter] = {}
+        self.last: list[Notification] = [{"a": 1}]
+
+    @rule(number=st.integers(0, 8), data=st.data())
+    def add(self, number: int, data: st.DataObject) -> None:
+        self.filters[number] = data.draw(filters(about=self.last[-1]))
+        self.index.add(number, self.filters[number])
+
+    @rule(data=st.data())
+    def remove(self, data: st.DataObject) -> None:
+        if self.filters:
+            number = data.draw(st.sampled_from(sorted(self.filters)))
+            del self.filters[number]
+            self.index.remove(number)
+
+    @rule(many=st.lists(notifications(), min_size=1, max_size=3))
+    def look(self, many: list[Notification]) -> None:
+        self.last = many
+
+    @invariant()
+    def agrees_with_brute_force(self) -> None:
+        expected = [{n for n, each in self.filters.items() if each.matches(one)} for one in self.last]
+        found = self.index.match(self.last)
+        assert [set(ids) for ids in found] == expected
+        assert [len(ids) for ids in found] == [len(ids) for ids in expected]
+        assert len(self.index) == len(self.filters)
+
+    def teardown(self) -> None:
+        for number in self.filters:
+            self.index.remove(number)
+        assert self.index.statistics().records == 0
+        assert not self.index._attributes, "an empty index keeps nothing"
+
+
+TestIndexHistory = IndexHistory.TestCase
+
+
+@given(st.lists(notifications(), min_size=1, max_size=5), st.data())
+def test_a_batch_of_bytes_matches_as_its_mappings_do(many: list[Notification], data: st.DataObject) -> None:
+    index = SubscriptionIndex()
+    for number, each in enumerate(data.draw(st.lists(filters(about=many[0]), max_size=10))):
+        index.add(number, each)
+    batch = BatchReader().read_array("p", 1, msgspec.msgpack.encode(many))
+    offsets, ids = index.match_batch(batch)
+    found = [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
+    assert found == index.match(many)
