@@ -1,66 +1,43 @@
-"""An MQTT 3.1.1 client made for throughput: many PUBLISH packets in one write, many out of one read, QoS 0.
+"""An MQTT 3.1.1 client that batches, QoS 0: many PUBLISH packets in one write, many out of one read.
 
-Stock clients make one object and one call of each message. This one shows what the server can do beside ours when
-both have a client that batches. Section numbers are those of the OASIS standard.
+Keep-alive is off. Section numbers are those of the OASIS standard.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final
 
-import msgspec
+from benchmarks.batching_client import BatchingClient
 
-READ_BYTES: Final = 256 * 1024
+_CONNACK: Final = 0x20
 _PUBLISH: Final = 0x30
-_PINGRESP: Final = 0xD0
 _SUBACK: Final = 0x90
+_PINGRESP: Final = 0xD0
 # Topics in one SUBSCRIBE packet.
 _TOPICS: Final = 500
 
 
-class BatchingMqtt:
-    """A blocking connection; `timeout_s` bounds every call. Keep-alive is off."""
-
-    def __init__(self, port: int, timeout_s: float) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._rest = b""
-        # 3.1: protocol name and level, clean session, keep-alive 0, an empty client id.
-        self._socket.sendall(_packet(0x10, b"\x00\x04MQTT\x04\x02\x00\x00" + _text(b"")))
-        self._wait(0x20)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._socket.close()
+class BatchingMqtt(BatchingClient):
+    separator = "/"
 
     def publish(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
-        """(topic, payload) of each, in one write."""
         self._socket.sendall(b"".join([_packet(_PUBLISH, _text(topic) + payload) for topic, payload in messages]))
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Returns when the server has them all."""
         for start in range(0, len(topics), _TOPICS):
             body = b"".join(_text(topic.encode()) + b"\x00" for topic in topics[start : start + _TOPICS])
             self._socket.sendall(_packet(0x82, b"\x00\x01" + body))
             self._wait(_SUBACK)
 
     def flush(self) -> None:
-        """Returns when the server has read everything so far. Not for use while messages come."""
         self._socket.sendall(_packet(0xC0, b""))
         self._wait(_PINGRESP)
 
-    def take(self) -> list[Any]:
-        """The JSON payloads of all messages that are there, at least one: decoded as one array, which is quickest."""
-        while not (payloads := self._split(self._rest + self._read())):
-            pass
-        return msgspec.json.decode(b"[%b]" % b",".join(payloads), type=list[Any])
+    def _greet(self) -> None:
+        # 3.1: protocol name and level, clean session, keep-alive 0, an empty client id.
+        self._socket.sendall(_packet(0x10, b"\x00\x04MQTT\x04\x02\x00\x00" + _text(b"")))
+        self._wait(_CONNACK)
 
     def _split(self, data: bytes) -> list[bytes]:
         payloads = []
@@ -83,12 +60,6 @@ class BatchingMqtt:
                 if found == kind:
                     return
             self._rest += self._read()
-
-    def _read(self) -> bytes:
-        data = self._socket.recv(READ_BYTES)
-        if not data:
-            raise ConnectionError("mosquitto has closed the connection")
-        return data
 
 
 def _packet(kind: int, body: bytes) -> bytes:

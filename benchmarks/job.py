@@ -6,13 +6,18 @@ same way, with the same readings, and measured by the same clocks.
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
 from benchmarks.processes import Line, Worker, cpu_s
+
+# Notifications of the first, short run; and the most of any run.
+PROBE: Final = 8192
+COUNT_MAX: Final = 5_000_000
 
 
 @dataclass(frozen=True)
@@ -24,21 +29,33 @@ class Received:
     latencies_us: tuple[float, ...] = ()
 
 
-# publish(line, address, count, *options) gives how many were sent; subscribe(line, address, count) what came.
-Publish = Callable[..., int]
-Subscribe = Callable[..., Received]
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure: rounds, seconds a run, and how many subscriptions are many."""
+
+    rounds: int
+    run_s: float
+    many_subscriptions: int
+
+
+QUICK: Final = Effort(rounds=1, run_s=0.5, many_subscriptions=20_000)
+FULL: Final = Effort(rounds=5, run_s=1.5, many_subscriptions=100_000)
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who carries notifications from a publisher to a subscriber. `options` go to `publish`."""
+    """Somebody who carries notifications from a publisher to a subscriber.
+
+    `publish(line, address, count, *publish_options)` gives how many it sent, `subscribe(line, address, count,
+    *subscribe_options)` what came; each runs in a process of its own."""
 
     name: str
-    publish: Publish
-    subscribe: Subscribe
     address: str
     server_pid: int
-    options: tuple[Any, ...] = ()
+    publish: Callable[..., int]
+    subscribe: Callable[..., Received]
+    publish_options: tuple[Any, ...] = ()
+    subscribe_options: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,8 +73,8 @@ class Measured:
 def run_job(contender: Contender, count: int) -> Measured:
     """Publishes `count` notifications, and waits until the subscriber has them or gives up."""
     with (
-        Worker(contender.subscribe, contender.address, count) as subscriber,
-        Worker(contender.publish, contender.address, count, *contender.options) as publisher,
+        Worker(contender.subscribe, contender.address, count, *contender.subscribe_options) as subscriber,
+        Worker(contender.publish, contender.address, count, *contender.publish_options) as publisher,
     ):
         subscriber.wait_ready()
         publisher.wait_ready()
@@ -72,17 +89,24 @@ def run_job(contender: Contender, count: int) -> Measured:
     return Measured(sent, received, rate, *used_us)
 
 
-def run_rounds(
-    contenders: Sequence[Contender], rounds: int, counts: dict[str, int], on_run: Callable[[str, Measured], None]
-) -> dict[str, list[Measured]]:
+def fitting_counts(contenders: Sequence[Contender], run_s: float) -> dict[str, int]:
+    """How many notifications each carries in about `run_s`: a first short run, which also warms up, tells."""
+    return {each.name: min(max(int(run_job(each, PROBE).rate * run_s), PROBE), COUNT_MAX) for each in contenders}
+
+
+def run_rounds(contenders: Sequence[Contender], rounds: int, counts: Mapping[str, int]) -> dict[str, list[Measured]]:
     """Every contender once a round, so that what else the machine does falls on all of them."""
     runs: dict[str, list[Measured]] = {contender.name: [] for contender in contenders}
-    for _ in range(rounds):
+    for number in range(rounds):
         for contender in contenders:
             measured = run_job(contender, counts[contender.name])
             runs[contender.name].append(measured)
-            on_run(contender.name, measured)
+            show_progress(f"round {number + 1}  {contender.name}: {measured.rate:,.0f}/s")
     return runs
+
+
+def show_progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def middle(runs: Sequence[Measured], figure: Callable[[Measured], float]) -> float:

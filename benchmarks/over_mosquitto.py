@@ -1,4 +1,4 @@
-"""Mosquitto as a contender, QoS 0: with the stock clients paho and gmqtt, and with a client that batches.
+"""Mosquitto as a contender, QoS 0: with the stock clients paho and gmqtt.
 
 Topics are one a station; the subscriber wants `air/+`. The server's queues are unbounded, so that nothing is dropped.
 """
@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -17,10 +17,10 @@ from typing import Any, Final
 import gmqtt
 import msgspec
 from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
 
-from benchmarks.batching_mqtt import BatchingMqtt
 from benchmarks.job import Received, wait_for_go
-from benchmarks.processes import RUN_S, Line, Server, free_port
+from benchmarks.processes import RUN_S, Line, Server, find_program, free_port
 from benchmarks.workload import make_readings, rounds_of, topic
 
 WANTED: Final = "air/+"
@@ -42,7 +42,7 @@ def mosquitto() -> Iterator[tuple[int, int]]:
         Path(folder).chmod(0o755)
         file = Path(folder, "mosquitto.conf")
         file.write_text(_CONFIGURATION.format(port=port))
-        with Server(["/usr/sbin/mosquitto", "-c", str(file)]) as server:
+        with Server([find_program("mosquitto"), "-c", str(file)]) as server:
             server.wait_listening(port)
             yield server.pid, port
 
@@ -50,7 +50,7 @@ def mosquitto() -> Iterator[tuple[int, int]]:
 def publish_paho(line: Line, address: str, count: int) -> int:
     """paho with its thread; a call for each message."""
     readings = make_readings(seed=1)
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client = paho.Client(CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", int(address))
     client.loop_start()
     wait_for_go(line)
@@ -65,7 +65,7 @@ def publish_paho(line: Line, address: str, count: int) -> int:
 
 def subscribe_paho(line: Line, address: str, count: int) -> Received:
     counter = _Counter(count)
-    client = paho.Client(paho.CallbackAPIVersion.VERSION2)
+    client = paho.Client(CallbackAPIVersion.VERSION2)
     client.on_message = lambda _client, _data, message: counter.on_message(message.payload)
     is_live = threading.Event()
     client.on_subscribe = lambda *_: is_live.set()
@@ -124,28 +124,6 @@ def subscribe_gmqtt(line: Line, address: str, count: int) -> Received:
     return counter.received()
 
 
-def publish_batching(line: Line, address: str, count: int, batch: int) -> int:
-    readings = make_readings(seed=1)
-    with BatchingMqtt(int(address), RUN_S) as client:
-        wait_for_go(line)
-        for part in rounds_of(readings, batch, count):
-            client.publish([(topic(reading, "/").encode(), encode(reading)) for reading in part])
-        client.flush()
-    return count
-
-
-def subscribe_batching(line: Line, address: str, count: int) -> Received:
-    received, last_s = 0, time.monotonic()
-    with BatchingMqtt(int(address), RUN_S) as client:
-        client.subscribe([WANTED])
-        line.ready()
-        with suppress(TimeoutError):
-            while received < count:
-                received += len(client.take())
-                last_s = time.monotonic()
-    return Received(received, last_s)
-
-
 class _Counter:
     """Decodes and counts messages one by one, as callbacks get them."""
 
@@ -155,14 +133,13 @@ class _Counter:
         self._received = 0
         self._last_s = time.monotonic()
 
-    def on_message(self, payload: Any) -> int:
+    def on_message(self, payload: Any) -> None:
         decode(payload)
         self._received += 1
         if self._received % 64 == 0 or self._received >= self._count:
             self._last_s = time.monotonic()
         if self._received >= self._count:
             self.is_done.set()
-        return 0
 
     def received(self) -> Received:
         return Received(self._received, self._last_s)

@@ -1,4 +1,4 @@
-"""NATS as a contender: nats-server with the stock client nats-py, and with a client that batches.
+"""NATS as a contender: nats-server with the stock client nats-py.
 
 Subjects are one a station; the subscriber wants `air.*`. The server keeps as much for a slow subscriber as it takes.
 """
@@ -17,9 +17,8 @@ import msgspec
 import nats
 from nats.aio.msg import Msg
 
-from benchmarks.batching_nats import BatchingNats
 from benchmarks.job import Received, wait_for_go
-from benchmarks.processes import RUN_S, Line, Server, free_port
+from benchmarks.processes import RUN_S, Line, Server, find_program, free_port
 from benchmarks.workload import make_readings, rounds_of, topic
 
 WANTED: Final = "air.*"
@@ -37,7 +36,7 @@ def nats_server() -> Iterator[tuple[int, int]]:
     with TemporaryDirectory() as folder:
         file = Path(folder, "nats.conf")
         file.write_text(_CONFIGURATION)
-        with Server(["nats-server", "-c", str(file), "-a", "127.0.0.1", "-p", str(port)]) as server:
+        with Server([find_program("nats-server"), "-c", str(file), "-a", "127.0.0.1", "-p", str(port)]) as server:
             server.wait_listening(port)
             yield server.pid, port
 
@@ -84,26 +83,4 @@ def subscribe_stock(line: Line, address: str, count: int) -> Received:
         await client.close()
 
     asyncio.run(main())
-    return Received(received, last_s)
-
-
-def publish_batching(line: Line, address: str, count: int, batch: int) -> int:
-    readings = make_readings(seed=1)
-    with BatchingNats(int(address), RUN_S) as client:
-        wait_for_go(line)
-        for part in rounds_of(readings, batch, count):
-            client.publish([(topic(reading, ".").encode(), encode(reading)) for reading in part])
-        client.flush()
-    return count
-
-
-def subscribe_batching(line: Line, address: str, count: int) -> Received:
-    received, last_s = 0, time.monotonic()
-    with BatchingNats(int(address), RUN_S) as client:
-        client.subscribe([WANTED])
-        line.ready()
-        with suppress(TimeoutError):
-            while received < count:
-                received += len(client.take())
-                last_s = time.monotonic()
     return Received(received, last_s)

@@ -11,6 +11,7 @@ import contextlib
 import multiprocessing
 import os
 import select
+import shutil
 import socket
 import subprocess
 import tempfile
@@ -51,6 +52,14 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def find_program(name: str) -> str:
+    """Servers of Debian's packages lie in a folder that is not on everybody's PATH."""
+    found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if found is None:
+        raise Failed(f"{name} is not installed: scripts/ensure-packages {name}:{name}")
+    return found
 
 
 class Server:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +22,9 @@ from tidegate.client.address import DEFAULT_ADDRESS
 from tidegate.errors import BadInput, ConfigError, NotificationError, TidegateError
 from tidegate.filters import Filter
 from tidegate.notification import PAYLOAD, check, parse_value
+
+READ_BYTES = 64 * 1024
+LINE_BYTES_MAX = 1024 * 1024
 
 EXAMPLES = """\
 try it in three terminals:
@@ -138,12 +142,12 @@ def _add_pub(commands: Any) -> None:
 
 def _pub(options: argparse.Namespace) -> int:
     if options.attributes == ["-"]:
-        return asyncio.run(_publish(options, "pub", _read_json_lines(sys.stdin)))
+        return asyncio.run(_publish(options, "pub", _read_json_lines(sys.stdin.fileno())))
     notification = _parse_attributes(options.attributes)
     if options.payload is not None:
         notification[PAYLOAD] = _read_payload(options.payload)
     check(notification)
-    return asyncio.run(_publish(options, "pub", [notification]))
+    return asyncio.run(_publish(options, "pub", _paced([notification])))
 
 
 def _add_replay(commands: Any) -> None:
@@ -165,15 +169,14 @@ def _replay(options: argparse.Namespace) -> int:
 
     if options.hours_per_second < 0:
         raise ConfigError("C413", f"--hours-per-second is {options.hours_per_second}", "use 0 for no waiting, or more")
-    return asyncio.run(_publish(options, "replay", read_official_csv(options.file), options.hours_per_second))
+    readings = _paced(read_official_csv(options.file), options.hours_per_second)
+    return asyncio.run(_publish(options, "replay", readings))
 
 
-async def _publish(
-    options: argparse.Namespace, name: str, notifications: Iterable[Mapping[str, Any]], hours_per_s: float = 0.0
-) -> int:
+async def _publish(options: argparse.Namespace, name: str, notifications: AsyncIterator[Mapping[str, Any]]) -> int:
     progress = terminal.Progress("published", "notifications")
     async with _connect(options, name) as broker:
-        async for notification in _paced(notifications, hours_per_s):
+        async for notification in notifications:
             await broker.publish_soon(notification)
             progress.advance()
         await broker.flush()
@@ -181,7 +184,9 @@ async def _publish(
     return 0
 
 
-async def _paced(notifications: Iterable[Mapping[str, Any]], hours_per_s: float) -> AsyncIterator[Mapping[str, Any]]:
+async def _paced(
+    notifications: Iterable[Mapping[str, Any]], hours_per_s: float = 0.0
+) -> AsyncIterator[Mapping[str, Any]]:
     """The notifications, with a pause whenever their time moves on to the next hour."""
     time: object = None
     for notification in notifications:
@@ -323,18 +328,64 @@ def _parse_attributes(texts: list[str]) -> dict[str, Any]:
     return notification
 
 
-def _read_json_lines(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            notification = json.loads(line)
-        except ValueError as error:
-            raise BadInput("P314", f"line {number} is not JSON: {error}", 'send one {"NO2": 212} a line') from error
-        if not isinstance(notification, dict):
-            raise BadInput("P315", f"line {number} is not an object", 'send one {"NO2": 212} a line')
+async def _read_json_lines(file: int) -> AsyncIterator[dict[str, Any]]:
+    number = 0
+    async for line in _read_lines(file):
+        number += 1
+        if line.strip():
+            yield _read_json_line(number, line)
+
+
+def _read_json_line(number: int, line: bytes) -> dict[str, Any]:
+    try:
+        notification = json.loads(line)
+    except ValueError as error:
+        raise BadInput("P314", f"line {number} is not JSON: {error}", 'send one {"NO2": 212} a line') from error
+    if not isinstance(notification, dict):
+        raise BadInput("P315", f"line {number} is not an object", 'send one {"NO2": 212} a line')
+    try:
+        if isinstance(payload := notification.get(PAYLOAD), str):
+            notification[PAYLOAD] = base64.b64decode(payload, validate=True)
+    except ValueError:
+        raise NotificationError(
+            "N209", f"line {number}: the payload is not base64", "encode its bytes as base64"
+        ) from None
+    try:
         check(notification)
-        yield notification
+    except NotificationError as error:
+        raise NotificationError(error.code, f"line {number}: {error.message}", error.remedy) from None
+    return notification
+
+
+async def _read_lines(file: int) -> AsyncIterator[bytes]:
+    """Lines as they come, while the event loop goes on: what was read before a pause of the input is published."""
+    rest = b""
+    while True:
+        await _wait_readable(file)
+        chunk = os.read(file, READ_BYTES)
+        if not chunk:
+            break
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line
+        if len(rest) > LINE_BYTES_MAX:
+            raise BadInput("P314", f"a line of over {LINE_BYTES_MAX} bytes", 'send one {"NO2": 212} a line')
+    yield rest
+
+
+async def _wait_readable(file: int) -> None:
+    loop = asyncio.get_running_loop()
+    is_readable = asyncio.Event()
+    try:
+        loop.add_reader(file, is_readable.set)
+    except (PermissionError, NotImplementedError):
+        # A regular file never makes one wait; Windows cannot say.
+        await asyncio.sleep(0)
+        return
+    try:
+        await is_readable.wait()
+    finally:
+        loop.remove_reader(file)
 
 
 def _read_payload(path: Path) -> bytes:

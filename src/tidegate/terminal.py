@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tidegate.client import Delivery
+from tidegate.errors import NotificationError
 from tidegate.filters import Explanation
-from tidegate.notification import PAYLOAD
+from tidegate.notification import PAYLOAD, parse_value
 
 if TYPE_CHECKING:
     from tidegate.broker import Ready
@@ -57,15 +58,18 @@ def show_delivery(delivery: Delivery) -> None:
                 "publisher": delivery.publisher,
                 "sequence": delivery.sequence,
                 **({"missed": delivery.missed} if delivery.missed else {}),
+                **({"reconnected": True} if delivery.reconnected else {}),
             }
         )
 
 
 def write_attributes(notification: Mapping[str, Any]) -> str:
     """`NO2=212 name='San Martín'`: as `tidegate pub` takes them."""
-    return " ".join(f"{name}={_write_value(value)}" for name, value in notification.items() if name != PAYLOAD) + (
-        f" ({len(notification[PAYLOAD])} bytes of payload)" if PAYLOAD in notification else ""
-    )
+    attributes = {name: value for name, value in notification.items() if name != PAYLOAD}
+    written = [f"{_printable(name)}={_write_value(value)}" for name, value in attributes.items()]
+    if PAYLOAD in notification:
+        written.append(f"({len(notification[PAYLOAD])} bytes of payload)")
+    return " ".join(written)
 
 
 def show_explanation(explanation: Explanation) -> None:
@@ -113,9 +117,23 @@ class Progress:
 
 def _write_value(value: Any) -> str:
     if isinstance(value, str):
-        plain = value and not any(sign.isspace() or sign in "'\"" for sign in value)
-        return value if plain else "'" + value.replace("'", "''") + "'"
+        return _printable(value if _is_bare(value) else "'" + value.replace("'", "''") + "'")
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_bare(text: str) -> bool:
+    """True when a string needs no quotes to be read as itself, not as a number or in parts."""
+    if not text or any(sign.isspace() or sign in "'\"" for sign in text):
+        return False
+    try:
+        return isinstance(parse_value(text), str)
+    except NotificationError:
+        return False
+
+
+def _printable(text: str) -> str:
+    """Whoever may publish shall not be able to steer the terminal of whoever reads."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _write_setting(value: Any) -> str:

@@ -85,6 +85,9 @@ class Link:
                 protocol = await self._connect_with_retries()
         except TimeoutError:
             raise _nobody_there(self._options.address, self._last_failure) from None
+        if self._is_closing:
+            protocol.abort()
+            raise not_open()
         self._keeping_up = tasks.create_task(self._keep_up(protocol))
 
     def write(self, data: bytes) -> None:

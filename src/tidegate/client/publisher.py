@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
-from tidegate.client.link import Link, LinkOptions
+from tidegate.client.link import Link, LinkOptions, not_open
 from tidegate.errors import NotificationError, TidegateError
 from tidegate.frames import HEADER_BYTES, Kind, Refusal, Welcome, decode_body, join_maps, publish_frame
 from tidegate.notification import check
@@ -25,7 +25,17 @@ BATCH_NOTIFICATIONS: Final = 256
 BATCH_BYTES: Final = 64 * 1024
 REFUSALS_REMEMBERED_MAX: Final = 1000
 
-_encode = msgspec.msgpack.Encoder().encode
+
+def _plain(value: Any) -> Any:
+    """What msgspec does not know but a notification may be or hold: any mapping, and floats of other libraries."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} is no value of a notification")
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 
 @dataclass(frozen=True)
@@ -39,16 +49,21 @@ class PublisherStatistics:
     reconnections: int
 
 
-@dataclass(slots=True)
-class _Waiter:
-    """Somebody waits for some notifications: ranges of sequences, first and last of each, in order."""
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One call of `publish`: the ranges of sequences that are its own, first and last of each, in order, and which of
+    them were refused. Refusals come before the acknowledgement that covers them."""
 
-    ranges: list[tuple[int, int]]
-    future: asyncio.Future[None]
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    refusals: dict[int, Refusal] = field(default_factory=dict)
 
-    @property
-    def last(self) -> int:
-        return self.ranges[-1][1]
+    def owns(self, sequence: int) -> bool:
+        return any(first <= sequence <= last for first, last in self.ranges)
+
+    def raise_if_refused(self) -> None:
+        if self.refusals:
+            total = sum(last - first + 1 for first, last in self.ranges)
+            raise _refused(self.refusals, f" of {total}" if total > 1 else "")
 
 
 class Publisher:
@@ -65,8 +80,10 @@ class Publisher:
         self._frames_bytes = 0
         self._window_bytes = BATCH_BYTES
         self._frame_bytes_max = BATCH_BYTES
-        # In the order of their last sequence, so an acknowledgement answers them from the left.
-        self._waiters: deque[_Waiter] = deque()
+        # (last sequence, who waits for its acknowledgement): sequences only grow, so they are answered from the left.
+        self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._calls: set[_Call] = set()
+        # Of `publish_soon`; `flush` tells of them.
         self._refusals: dict[int, Refusal] = {}
         self._refused = 0
         self._has_room = asyncio.Event()
@@ -78,26 +95,34 @@ class Publisher:
 
     async def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Returns when all are acknowledged. NotificationError when the broker refused one; the others went."""
-        if isinstance(notifications, Mapping):
-            sequence = await self._append(notifications)
-            await self._acknowledgement([(sequence, sequence)])
-        elif notifications:
-            await self._acknowledgement(await self._append_many(notifications))
+        call = _Call()
+        self._calls.add(call)
+        try:
+            if isinstance(notifications, Mapping):
+                await self._append(notifications, call)
+            else:
+                await self._append_many(notifications, call)
+            if call.ranges:
+                await self._acknowledgement(call.ranges[-1][1])
+        finally:
+            self._calls.discard(call)
+        call.raise_if_refused()
 
     async def publish_soon(self, notification: Mapping[str, Any]) -> None:
         """Returns when there is room for it; `flush` waits for the acknowledgements."""
-        await self._append(notification)
+        await self._append(notification, None)
 
     async def flush(self) -> None:
         """Returns when everything published so far is acknowledged."""
         self._send_batch()
-        if self._acknowledged < self._sequence:
-            await self._acknowledgement([(self._acknowledged + 1, self._sequence)])
+        await self._acknowledgement(self._sequence)
         if self._refusals:
-            raise self._take_refusal([(0, self._acknowledged)])
+            refusals, self._refusals = self._refusals, {}
+            raise _refused(refusals)
 
     def close(self) -> None:
         self._link.close()
+        self.on_failed(not_open())
 
     def statistics(self) -> PublisherStatistics:
         return PublisherStatistics(
@@ -119,17 +144,14 @@ class Publisher:
             self._on_acknowledged(sequence)
         elif kind == Kind.REFUSE:
             for refusal in decode_body(body, list[Refusal]):
-                self._refused += 1
-                self._refusals[refusal.sequence] = refusal
-                if len(self._refusals) > REFUSALS_REMEMBERED_MAX:
-                    del self._refusals[next(iter(self._refusals))]
+                self._on_refused(refusal)
 
     def on_failed(self, error: TidegateError) -> None:
         self._error = error
         self._has_room.set()
-        for waiter in self._waiters:
-            if not waiter.future.done():
-                waiter.future.set_exception(error)
+        for _last, future in self._waiters:
+            if not future.done():
+                future.set_exception(error)
         self._waiters.clear()
 
     def on_writable(self) -> None:
@@ -137,48 +159,50 @@ class Publisher:
 
     # Inside.
 
-    async def _append(self, notification: Mapping[str, Any]) -> int:
+    async def _append(self, notification: Mapping[str, Any], call: _Call | None) -> None:
         encoded = _encode_one(notification, self._frame_bytes_max)
         await self._room()
+        if self._batch_bytes + len(encoded) > BATCH_BYTES:
+            self._send_batch()
         self._sequence += 1
+        if call is not None:
+            call.ranges.append((self._sequence, self._sequence))
         self._batch.append(encoded)
         self._batch_bytes += len(encoded)
         if len(self._batch) >= BATCH_NOTIFICATIONS or self._batch_bytes >= BATCH_BYTES:
             self._send_batch()
         else:
             self._flush_soon()
-        return self._sequence
 
-    async def _append_many(self, notifications: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
-        """A list is encoded a batch at a time, which is quicker than one by one; returns what to wait for."""
-        ranges = []
+    async def _append_many(self, notifications: Sequence[Mapping[str, Any]], call: _Call) -> None:
+        """A list is encoded a batch at a time, which is quicker than one by one."""
         for start in range(0, len(notifications), BATCH_NOTIFICATIONS):
             part = notifications[start : start + BATCH_NOTIFICATIONS]
             body = _encode_many(part)
             if body is None or len(body) > BATCH_BYTES * 4:
                 for notification in part:
-                    sequence = await self._append(notification)
-                    ranges.append((sequence, sequence))
+                    await self._append(notification, call)
                 continue
             await self._room()
             self._send_batch()
             first, self._sequence = self._sequence + 1, self._sequence + len(part)
-            ranges.append((first, self._sequence))
+            call.ranges.append((first, self._sequence))
             self._send(self._sequence, publish_frame(first, body))
-        return ranges
 
     async def _room(self) -> None:
-        if not self._has_room.is_set():
+        while not self._has_room.is_set():
             await self._has_room.wait()
         if self._error is not None:
             raise self._error
 
-    async def _acknowledgement(self, ranges: list[tuple[int, int]]) -> None:
+    async def _acknowledgement(self, last: int) -> None:
+        if last <= self._acknowledged:
+            return
         if self._error is not None:
             raise self._error
-        waiter = _Waiter(ranges, self._loop.create_future())
-        self._waiters.append(waiter)
-        await waiter.future
+        future = self._loop.create_future()
+        self._waiters.append((last, future))
+        await future
 
     def _flush_soon(self) -> None:
         if not self._is_flush_due and self._batch:
@@ -212,29 +236,30 @@ class Publisher:
             self._frames_bytes -= len(frame)
         if self._frames_bytes < self._window_bytes:
             self._has_room.set()
-        while self._waiters and self._waiters[0].last <= self._acknowledged:
-            self._answer(self._waiters.popleft())
+        while self._waiters and self._waiters[0][0] <= self._acknowledged:
+            _last, future = self._waiters.popleft()
+            if not future.done():
+                future.set_result(None)
 
-    def _answer(self, waiter: _Waiter) -> None:
-        if waiter.future.done():
-            return
-        if self._refusals and self._refused_in(waiter.ranges):
-            waiter.future.set_exception(self._take_refusal(waiter.ranges))
-        else:
-            waiter.future.set_result(None)
+    def _on_refused(self, refusal: Refusal) -> None:
+        self._refused += 1
+        owner = next((call for call in self._calls if call.owns(refusal.sequence)), None)
+        refusals = self._refusals if owner is None else owner.refusals
+        refusals[refusal.sequence] = refusal
+        if len(self._refusals) > REFUSALS_REMEMBERED_MAX:
+            del self._refusals[next(iter(self._refusals))]
 
-    def _refused_in(self, ranges: list[tuple[int, int]]) -> list[int]:
-        return sorted(s for s in self._refusals if any(first <= s <= last for first, last in ranges))
 
-    def _take_refusal(self, ranges: list[tuple[int, int]]) -> NotificationError:
-        """The first refusal within some ranges, as the error of whoever waits for them."""
-        refusals = [self._refusals.pop(sequence) for sequence in self._refused_in(ranges)]
-        total = sum(last - first + 1 for first, last in ranges)
-        place = f"{len(refusals)} of {total} notifications refused, the first: " if total > 1 else ""
-        return NotificationError(refusals[0].code, place + refusals[0].message, refusals[0].remedy)
+def _refused(refusals: dict[int, Refusal], of: str = "") -> NotificationError:
+    """The first refusal, as the error of whoever published it."""
+    first = refusals[min(refusals)]
+    place = f"{len(refusals)}{of} notifications refused, the first: " if of or len(refusals) > 1 else ""
+    return NotificationError(first.code, place + first.message, first.remedy)
 
 
 def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
+    if not isinstance(notification, Mapping):
+        raise NotificationError("N215", f"{notification!r:.40} is no notification", 'publish mappings: {"NO2": 212}')
     try:
         encoded = _encode(notification)
     except (TypeError, OverflowError, UnicodeEncodeError):
@@ -249,6 +274,8 @@ def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
 
 def _encode_many(notifications: Sequence[Mapping[str, Any]]) -> bytes | None:
     """An array of notifications, or None when one of them cannot be encoded: one by one tells which."""
+    if set(map(type, notifications)) != {dict}:
+        return None
     try:
         return _encode(notifications)
     except (TypeError, OverflowError, UnicodeEncodeError):

@@ -153,7 +153,8 @@ class Subscription:
             self._ready.set_result(None)
 
     def on_reconnected(self) -> None:
-        self._has_reconnected = True
+        """If it was live before, what was published meanwhile is lost to it."""
+        self._has_reconnected |= self._ready is not None and self._ready.done()
 
     def on_gap(self, missed: int) -> None:
         self._missed_before_next += missed

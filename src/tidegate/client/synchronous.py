@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tidegate.client.address import DEFAULT_ADDRESS
 from tidegate.client.connection import Connection, connect
+from tidegate.client.link import not_open
 from tidegate.client.subscriber import Delivery, Subscription
+from tidegate.errors import Unavailable
+from tidegate.filters import Filter
 
 T = TypeVar("T")
 
 
-def connect_sync(address: str = "tidegate://127.0.0.1:7270", **options: Any) -> SyncConnection:
+def connect_sync(address: str = DEFAULT_ADDRESS, **options: Any) -> SyncConnection:
     """As `connect`, with the same options, for use in a plain `with`."""
-    return SyncConnection(address, options)
+    return SyncConnection(connect(address, **options))
+
+
+class _Abandoned(Exception):
+    """The block ended with an error: nothing more is waited for."""
 
 
 class SyncConnection:
     """Calls may come from any thread; each blocks until its answer is there."""
 
-    def __init__(self, address: str, options: dict[str, Any]) -> None:
-        self._address = address
-        self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tidegate-client", daemon=True)
-        self._connection: Connection | None = None
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = asyncio.Event()
+        self._is_abandoned = False
         self._life: concurrent.futures.Future[None] | None = None
 
     def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tidegate-client", daemon=True)
         self._thread.start()
         is_open: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._life = asyncio.run_coroutine_threadsafe(self._live(is_open), self._loop)
@@ -42,52 +51,52 @@ class SyncConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Waits for the acknowledgement of what was published, unless the block ends with an error."""
         assert self._life is not None
+        assert self._loop is not None
+        loop = self._loop
         try:
-            self._loop.call_soon_threadsafe(self._closing.set)
+            self._is_abandoned = kind is not None
+            loop.call_soon_threadsafe(self._closing.set)
             self._life.result()
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop = None
+            loop.call_soon_threadsafe(loop.stop)
             self._thread.join()
-            self._loop.close()
+            loop.close()
 
     def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        self._call(self._open().publish(notifications))
+        self.call(self._connection.publish(notifications))
 
     def publish_soon(self, notification: Mapping[str, Any]) -> None:
-        self._call(self._open().publish_soon(notification))
+        self.call(self._connection.publish_soon(notification))
 
     def flush(self) -> None:
-        self._call(self._open().flush())
+        self.call(self._connection.flush())
 
-    def subscribe(self, subscription_filter: str, *, policy: str = "drop-oldest") -> SyncSubscription:
+    def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> SyncSubscription:
         """An iterator of deliveries; live when this returns."""
-        subscription = self._open().subscribe(subscription_filter, policy=policy)
-        self._call(subscription.__aenter__())
+        subscription = self._connection.subscribe(subscription_filter, policy=policy)
+        self.call(subscription.__aenter__())
         return SyncSubscription(self, subscription)
 
     def status(self) -> dict[str, Any]:
-        return self._call(self._open().status())
+        return self.call(self._connection.status())
 
     async def _live(self, is_open: concurrent.futures.Future[None]) -> None:
         """The connection lives in one task, as its task group demands."""
-        try:
-            async with connect(self._address, **self._options) as connection:
-                self._connection = connection
+        with contextlib.suppress(_Abandoned):
+            async with self._connection:
                 is_open.set_result(None)
                 await self._closing.wait()
-        except BaseException as error:
-            if not is_open.done():
-                is_open.set_exception(error)
-            raise
-        finally:
-            self._connection = None
+                if self._is_abandoned:
+                    raise _Abandoned
 
-    def _open(self) -> Connection:
-        assert self._connection is not None, "use it inside: with connect_sync(…) as broker"
-        return self._connection
-
-    def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Runs it on the connection's loop; any thread may ask."""
+        if self._loop is None:
+            coroutine.close()
+            raise not_open()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
 
@@ -109,7 +118,7 @@ class SyncSubscription:
     def __iter__(self) -> Iterator[Delivery]:
         while True:
             try:
-                yield from self._connection._call(self._subscription.take())
+                yield from self._connection.call(self._subscription.take())
             except StopAsyncIteration:
                 return
 
@@ -120,7 +129,11 @@ class SyncSubscription:
             async with asyncio.timeout(timeout_s):
                 return await self._subscription.take()
 
-        return self._connection._call(within())
+        return self._connection.call(within())
 
     def close(self) -> None:
-        self._connection._loop.call_soon_threadsafe(self._subscription.close)
+        async def close() -> None:
+            self._subscription.close()
+
+        with contextlib.suppress(Unavailable):  # the end of the connection has closed it already
+            self._connection.call(close())

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
+import math
+import socket
 from collections.abc import Callable, Generator
 from typing import Any, Final
 
@@ -19,25 +20,27 @@ from prometheus_client.registry import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
-from tidegate.config import Config
+from tidegate.config import Config, is_loopback
 from tidegate.errors import ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
 from tidegate.layers.embedded_host import EmbeddedHost
 from tidegate.listeners.gate import Gate
+from tidegate.listeners.http_connection import HttpConnection
 from tidegate.listeners.http_publish import HttpPublisher, read_body
 from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.json_response import error_response, json_response
 from tidegate.listeners.openapi import openapi_document
 from tidegate.metrics import exposition
 
-log = logging.getLogger(__name__)
-
-REQUEST_HEAD_BYTES_MAX: Final = 64 * 1024
+BACKLOG: Final = 1024
+POLL_S: Final = 0.01
 
 
 class WhyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -65,53 +68,71 @@ class HttpListener:
         self._subscriber = HttpSubscriber(host)
         self._app = Starlette(
             routes=self._routes(),
-            middleware=[Middleware(Gate, token=token, origins=config.origins)],
-            exception_handlers={TidegateError: _on_error, HTTPException: _on_http_exception},  # type: ignore[dict-item]
+            middleware=_middleware(config, token),
+            exception_handlers={
+                TidegateError: _on_error,  # type: ignore[dict-item]
+                HTTPException: _on_http_exception,  # type: ignore[dict-item]
+                ClientDisconnect: _on_disconnect,  # type: ignore[dict-item]
+            },
         )
+        self._app.router.redirect_slashes = False
+        self._app.router.default = _no_route
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
     async def start(self, tasks: asyncio.TaskGroup) -> int:
         """Listens; returns the port."""
         config = self._config
+        # Bound here: uvicorn ends the process when it cannot listen.
+        sockets = await _bind(config.bind, config.http_port)
         self._server = _Server(
             uvicorn.Config(
                 self._app,
-                host=config.bind,
-                port=config.http_port,
-                http=functools.partial(_BoundedHttp, request_timeout_s=config.request_timeout_s),  # type: ignore[arg-type]
+                http=functools.partial(  # type: ignore[arg-type]
+                    HttpConnection,
+                    request_timeout_s=config.request_timeout_s,
+                    connections_max=config.connections_max,
+                ),
                 ws="wsproto",
                 ws_max_size=config.body_bytes_max,
                 ssl_certfile=config.tls_cert or None,
                 ssl_keyfile=config.tls_key or None,
-                limit_concurrency=config.connections_max,
-                timeout_graceful_shutdown=max(1, int(config.drain_s)),
+                backlog=BACKLOG,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
             )
         )
-        self._serving = tasks.create_task(self._server.serve())
+        self._serving = tasks.create_task(self._server.serve(sockets))
         while not self._server.started:
-            if self._serving.done():
-                raise OSError(f"HTTP cannot listen on {config.bind}:{config.http_port}")
-            await asyncio.sleep(0.01)
-        return int(self._server.servers[0].sockets[0].getsockname()[1])
+            await asyncio.sleep(POLL_S)
+        return int(sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
         """No longer ready; push sessions give out what waits for them, open requests are answered."""
         self._is_ready = False
+        self._publisher.stop()
         self._subscriber.stop()
-        if self._server is not None and self._serving is not None:
-            self._server.should_exit = True
-            await asyncio.wait([self._serving])
+        if self._server is None or self._serving is None:
+            return
+        for server in self._server.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + self._config.drain_s
+        # uvicorn would close WebSockets at once, whatever waits for them.
+        while len(self._subscriber) and loop.time() < deadline_s:
+            await asyncio.sleep(POLL_S)
+        self._server.config.timeout_graceful_shutdown = max(1, math.ceil(deadline_s - loop.time()))
+        self._server.should_exit = True
+        await asyncio.wait([self._serving])
 
     def _routes(self) -> list[Any]:
         return [
             Route("/v1/notifications", self._publisher.publish, methods=["POST"]),
             Route("/v1/stream", self._subscriber.stream),
             WebSocketRoute("/v1/subscribe", self._subscriber.subscribe),
+            Route("/v1/subscribe", _no_upgrade),
             Route("/v1/why", self._why, methods=["POST"]),
             Route("/v1/layers", self._layers),
             Route("/healthz", self._healthy),
@@ -150,18 +171,79 @@ class HttpListener:
         return json_response(openapi_document(self._config))
 
 
+class UpgradeRequired(ProtocolError):
+    """A plain request where a WebSocket is expected."""
+
+    status = 426
+
+
+def _middleware(config: Config, token: str | None) -> list[Middleware]:
+    gate = Middleware(Gate, token=token, origins=config.origins, is_local=is_loopback(config.bind))
+    if not config.origins:
+        return [gate]
+    # In front of the gate: a browser shows no token when it asks whether it may send one.
+    cross_origin = Middleware(
+        CORSMiddleware,
+        allow_origins=config.origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "Tidegate-Publisher", "Tidegate-Sequence"],
+        expose_headers=["Retry-After"],
+    )
+    return [cross_origin, gate]
+
+
+async def _bind(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host, all with one port."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
+            chosen = sockets[0].getsockname()[1] if sockets else port
+            sockets.append(socket.create_server((address[0], chosen), family=family, backlog=BACKLOG))
+    except OSError:
+        for bound in sockets:
+            bound.close()
+        raise
+    return sockets
+
+
+async def _no_upgrade(_request: Request) -> Response:
+    response = error_response(
+        UpgradeRequired("P321", "this is a WebSocket", "ask for the upgrade, or use /v1/stream for server-sent events")
+    )
+    response.headers["Upgrade"] = "websocket"
+    return response
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "websocket":
+        response = _refused(scope, 404, "there is no such WebSocket")
+        await WebSocket(scope, receive, send).send_denial_response(response)
+        return
+    raise HTTPException(404)
+
+
 async def _on_error(_request: Request, error: TidegateError) -> Response:
     return error_response(error)
 
 
 async def _on_http_exception(request: Request, error: HTTPException) -> Response:
     """What Starlette refuses by itself: an unknown path, a wrong method."""
-    refused = ProtocolError(
-        "P318", f"{request.method} {request.url.path}: {error.detail}", "/openapi.json lists what there is"
-    )
-    response = error_response(refused)
-    response.status_code = error.status_code
+    response = _refused(request.scope, error.status_code, error.detail)
     response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_disconnect(_request: Request, _error: ClientDisconnect) -> Response:
+    """The peer has left in the middle of its request: nobody reads this."""
+    return Response(status_code=400)
+
+
+def _refused(scope: Scope, status: int, why: str) -> Response:
+    what = f"{scope.get('method', 'WebSocket')} {scope['path']}: {why}"
+    response = error_response(ProtocolError("P318", what, "/openapi.json lists what there is"))
+    response.status_code = status
     return response
 
 
@@ -171,58 +253,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
         yield
-
-
-class _BoundedHttp(HttpToolsProtocol):
-    """uvicorn's protocol with two bounds that it lacks: the time a request may take to arrive (a peer that sends
-    nothing, or a byte now and then, would hold its connection for ever), and the size of a request's head."""
-
-    def __init__(self, *args: Any, request_timeout_s: float, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._request_timeout_s = request_timeout_s
-        self._deadline: asyncio.TimerHandle | None = None
-        self._head_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_request()
-
-    def data_received(self, data: bytes) -> None:
-        self._head_bytes += len(data)
-        super().data_received(data)
-        if self._deadline is not None and self._head_bytes > REQUEST_HEAD_BYTES_MAX and self._is_in_head():
-            self._refuse_head()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes = 0
-        self._expect_request()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._cancel_deadline()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_deadline()
-        super().connection_lost(exc)
-
-    def handle_websocket_upgrade(self) -> None:
-        self._cancel_deadline()
-        super().handle_websocket_upgrade()
-
-    def _is_in_head(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _expect_request(self) -> None:
-        self._cancel_deadline()
-        self._deadline = self.loop.call_later(self._request_timeout_s, self.transport.abort)
-
-    def _cancel_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-
-    def _refuse_head(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n")
-            self.transport.close()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
+import contextlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, Final
 from zlib import crc32
 
@@ -20,10 +21,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tidegate.config import Config
-from tidegate.errors import BadInput, NotificationError, Overloaded, ProtocolError, Unavailable
+from tidegate.errors import BadInput, NotificationError, Overloaded, ProtocolError, TidegateError, Unavailable
 from tidegate.layers.batch import BATCH_NOTIFICATIONS_MAX, Batch, BatchReader
 from tidegate.layers.embedded_host import EmbeddedHost
-from tidegate.layers.frames import LayerFrame, PublishAcknowledged
+from tidegate.layers.frames import LayerFrame, PublishAcknowledged, SessionEnded
 from tidegate.listeners.json_response import json_response
 from tidegate.listeners.rate import RateLimit
 from tidegate.notification import PAYLOAD, check
@@ -31,6 +32,7 @@ from tidegate.notification import PAYLOAD, check
 ANONYMOUS_PUBLISHERS: Final = 16
 CLIENTS_REMEMBERED_MAX: Final = 10_000
 PUBLISHER_CHARACTERS_MAX: Final = 128
+SEQUENCE_DIGITS_MAX: Final = len(str(1 << 62))
 _PAYLOAD_KEY: Final = f'"{PAYLOAD}"'.encode()
 
 
@@ -41,22 +43,24 @@ class TooLarge(BadInput):
 
 
 class HttpPublisher:
-    """One session of the Connection Point speaks for all publishers that come by HTTP."""
+    """The endpoint, and the publishers that have requests under way."""
 
     def __init__(self, host: EmbeddedHost, config: Config, incarnation: str) -> None:
         self._host = host
         self._point = host.connection_point
         self._config = config
         self._reader = BatchReader()
-        self._session = host.open_session(self)
+        self._sessions: dict[str, PublisherSession] = {}
         # Kept here, not asked of the Connection Point: it may forget an idle publisher, and its numbers must go on.
         self._anonymous = dict.fromkeys((f"http-{incarnation}-{lane}" for lane in range(ANONYMOUS_PUBLISHERS)), 0)
-        self._waiting: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
         self._rates: OrderedDict[str, RateLimit] = OrderedDict()
+        self._is_stopping = False
 
     async def publish(self, request: Request) -> Response:
         """The endpoint."""
         body = await read_body(request, self._config.body_bytes_max)
+        if self._is_stopping:
+            raise Unavailable("U702", "the broker is shutting down", "send it again in a moment")
         notifications = parse_notifications(body)
         self._check_rate(request, len(notifications))
         publisher, first = self._identity(request, request.headers)
@@ -68,13 +72,9 @@ class HttpPublisher:
         await self._submit(publisher, batches, first + len(notifications) - 1)
         return json_response({"accepted": len(notifications)})
 
-    def on_frame(self, frame: LayerFrame) -> None:
-        if not isinstance(frame, PublishAcknowledged):
-            return
-        waiting = self._waiting.get(frame.publisher, [])
-        for sequence, future in waiting:
-            if sequence <= frame.sequence and not future.done():
-                future.set_result(None)
+    def stop(self) -> None:
+        """Takes no more; requests that wait for their acknowledgement still get it."""
+        self._is_stopping = True
 
     def _identity(self, request: Request, headers: Headers) -> tuple[str, int]:
         """(publisher, sequence of the first notification)."""
@@ -88,7 +88,7 @@ class HttpPublisher:
                 f"Tidegate-Publisher is {name!r} and Tidegate-Sequence is {sequence!r}",
                 "give both for a request that may be sent again, or none",
             )
-        if not sequence.isdigit() or not 0 < int(sequence[:20]) < 1 << 62:
+        if not sequence.isdigit() or len(sequence) > SEQUENCE_DIGITS_MAX or not 0 < int(sequence) < 1 << 62:
             raise ProtocolError("P308", f"{sequence[:40]!r} is no sequence of a notification", "count from 1")
         return name, int(sequence)
 
@@ -109,35 +109,74 @@ class HttpPublisher:
         rate.take(notifications, now_s)
 
     def _encode(self, publisher: str, first: int, notifications: list[Any]) -> list[Batch]:
-        """The batches, all of them checked before any is submitted."""
-        batches = []
-        for start in range(0, len(notifications), BATCH_NOTIFICATIONS_MAX):
-            part = notifications[start : start + BATCH_NOTIFICATIONS_MAX]
-            try:
-                batches.append(self._reader.read_array(publisher, first + start, encode_notifications(part)))
-            except NotificationError:
-                self._point.count_refused(len(notifications))
-                raise
-        return batches
+        try:
+            return encode_batches(self._reader, publisher, first, notifications)
+        except NotificationError:
+            self._point.count_refused(len(notifications))
+            raise
 
     async def _submit(self, publisher: str, batches: list[Batch], through: int) -> None:
+        session = self._session_of(publisher)
+        session.requests += 1
         if publisher in self._anonymous:
             self._anonymous[publisher] = through
-        _acknowledged, outputs = self._point.attach_publisher(self._session, publisher)
-        self._host.carry(outputs)
-        self._host.carry(self._point.submit(publisher, batches, through))
-        if self._point.acknowledged(publisher) < through:
-            await self._wait(publisher, through)
-        if publisher not in self._waiting:
-            self._point.detach_publisher(self._session, publisher)
-
-    async def _wait(self, publisher: str, through: int) -> None:
-        """A subscriber blocks: wait for the acknowledgement, within the time a request may take."""
-        waiting = self._waiting.setdefault(publisher, [])
-        entry = (through, asyncio.get_running_loop().create_future())
-        waiting.append(entry)
         try:
-            async with asyncio.timeout(self._config.request_timeout_s):
+            self._host.carry(self._point.submit(publisher, batches, through))
+            if self._point.acknowledged(publisher) < through:
+                await session.wait(through, self._config.request_timeout_s)
+        finally:
+            session.requests -= 1
+            if not session.requests:
+                self._close(session)
+
+    def _session_of(self, publisher: str) -> PublisherSession:
+        session = self._sessions.get(publisher)
+        if session is None or session.is_ended:
+            session = PublisherSession(self._host, publisher)
+            self._sessions[publisher] = session
+        return session
+
+    def _close(self, session: PublisherSession) -> None:
+        session.close()
+        if self._sessions.get(session.publisher) is session:
+            del self._sessions[session.publisher]
+
+
+class PublisherSession:
+    """The requests of one publisher that are under way. They have a session of their own: a client that takes over
+    the publisher's name ends this one, and the requests of other publishers go on."""
+
+    def __init__(self, host: EmbeddedHost, publisher: str) -> None:
+        self.publisher = publisher
+        self.requests = 0
+        self.is_ended = False
+        self._host = host
+        self._waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self._session = host.open_session(self)
+        try:
+            _acknowledged, outputs = host.connection_point.attach_publisher(self._session, publisher)
+        except TidegateError:
+            self.close()
+            raise
+        host.carry(outputs)
+
+    def on_frame(self, frame: LayerFrame) -> None:
+        if isinstance(frame, PublishAcknowledged):
+            for sequence, future in self._waiting:
+                if sequence <= frame.sequence and not future.done():
+                    future.set_result(None)
+        elif isinstance(frame, SessionEnded):
+            self.is_ended = True
+            for _sequence, future in self._waiting:
+                if not future.done():
+                    future.set_exception(frame.error)
+
+    async def wait(self, through: int, timeout_s: float) -> None:
+        """A subscriber blocks: wait for the acknowledgement, within the time a request may take."""
+        entry = (through, asyncio.get_running_loop().create_future())
+        self._waiting.append(entry)
+        try:
+            async with asyncio.timeout(timeout_s):
                 await entry[1]
         except TimeoutError:
             raise Unavailable(
@@ -146,9 +185,10 @@ class HttpPublisher:
                 "send them again with the same Tidegate-Publisher and Tidegate-Sequence",
             ) from None
         finally:
-            waiting.remove(entry)
-            if not waiting:
-                del self._waiting[publisher]
+            self._waiting.remove(entry)
+
+    def close(self) -> None:
+        self._host.close_session(self._session)
 
 
 async def read_body(request: Request, bytes_max: int) -> bytes:
@@ -182,22 +222,48 @@ def parse_notifications(body: bytes) -> list[Any]:
     return notifications
 
 
-def encode_notifications(notifications: list[Any]) -> bytes:
+def encode_batches(reader: BatchReader, publisher: str, first: int, notifications: list[Any]) -> list[Batch]:
+    """The batches, all of them checked; NotificationError for the first bad notification, with its index."""
+    starts = range(0, len(notifications), BATCH_NOTIFICATIONS_MAX)
+    parts = (notifications[start : start + BATCH_NOTIFICATIONS_MAX] for start in starts)
     try:
-        return msgspec.msgpack.encode(notifications)
-    except (OverflowError, UnicodeEncodeError):
-        for notification in notifications:
-            check(notification)
+        return [
+            reader.read_array(publisher, first + start, msgspec.msgpack.encode(part))
+            for start, part in zip(starts, parts, strict=True)
+        ]
+    # What MessagePack cannot carry, an integer over 64 bits or lists in lists, breaks the rules as well.
+    except (NotificationError, OverflowError, RecursionError):
+        for index, notification in enumerate(notifications):
+            with _naming(index, notifications):
+                check(notification)
+                reader.read_array(publisher, first, msgspec.msgpack.encode([notification]))
         raise
 
 
 def _decode_payloads(notifications: list[dict[str, Any]]) -> None:
-    for notification in notifications:
+    for index, notification in enumerate(notifications):
         if isinstance(text := notification.get(PAYLOAD), str):
-            try:
-                notification[PAYLOAD] = base64.b64decode(text, validate=True)
-            except (binascii.Error, ValueError):
-                raise NotificationError("N209", "the payload is not base64", "encode its bytes as base64") from None
+            with _naming(index, notifications):
+                notification[PAYLOAD] = _decode_payload(text)
+
+
+def _decode_payload(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise NotificationError("N209", "the payload is not base64", "encode its bytes as base64") from None
+
+
+@contextlib.contextmanager
+def _naming(index: int, notifications: list[Any]) -> Iterator[None]:
+    """Says in an error which of many notifications it is about."""
+    try:
+        yield
+    except NotificationError as error:
+        if len(notifications) == 1:
+            raise
+        place = f"notification [{index}] of {len(notifications)}: "
+        raise NotificationError(error.code, place + error.message, error.remedy) from None
 
 
 def _too_large(size: int, bytes_max: int) -> TooLarge:

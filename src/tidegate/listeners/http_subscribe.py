@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tidegate.errors import TidegateError, Unavailable
@@ -103,11 +104,7 @@ class HttpSubscriber:
     async def stream(self, request: Request) -> Response:
         """Server-sent events."""
         session = await self._open(request.query_params)
-        return StreamingResponse(
-            self._server_sent_events(session),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
+        return EventStream(_server_sent_events(session), on_end=lambda: self._close(session))
 
     async def subscribe(self, websocket: WebSocket) -> None:
         """WebSocket."""
@@ -150,16 +147,6 @@ class HttpSubscriber:
         self._sessions.discard(session)
         session.close()
 
-    async def _server_sent_events(self, session: PushSession) -> AsyncIterator[bytes]:
-        try:
-            yield b": subscribed\n\n"
-            async for events in session.events():
-                yield b"".join(b"data: " + event + b"\n\n" for event in events) or b": nothing new\n\n"
-        except TidegateError as error:
-            yield b"event: error\ndata: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n"
-        finally:
-            self._close(session)
-
     async def _push(self, session: PushSession, websocket: WebSocket) -> None:
         try:
             async for events in session.events():
@@ -176,6 +163,31 @@ class HttpSubscriber:
             while websocket.client_state is WebSocketState.CONNECTED:
                 await websocket.receive()
         pushing.cancel()
+
+
+class EventStream(StreamingResponse):
+    """Server-sent events. `on_end` is called however it ends; the iterator cannot tell: one that was never started, or
+    that waits for a peer that does not read, is dropped silently when the peer leaves."""
+
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, headers=headers, media_type="text/event-stream")
+        self._on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._on_end()
+
+
+async def _server_sent_events(session: PushSession) -> AsyncIterator[bytes]:
+    yield b": subscribed\n\n"
+    try:
+        async for events in session.events():
+            yield b"".join(b"data: " + event + b"\n\n" for event in events) or b": nothing new\n\n"
+    except TidegateError as error:
+        yield b"event: error\ndata: " + msgspec.json.encode({"error": error.to_dict()}) + b"\n\n"
 
 
 def encode_events(frame: bytes) -> list[bytes]:

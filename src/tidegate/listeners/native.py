@@ -52,6 +52,10 @@ log = logging.getLogger(__name__)
 READ_BYTES: Final = 64 * 1024
 WRITE_BYTES: Final = 256 * 1024
 PUBLISHER_CHARACTERS_MAX: Final = 128
+# Answers that a peer has not read; one who asks for more without reading is cut off.
+ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
+# How long a closed connection may take to read what was written, the error that closed it last.
+CLOSE_S: Final = 10.0
 
 
 class NativeListener:
@@ -110,12 +114,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray(READ_BYTES)
         self._filled = 0
+        self._wanted = HEADER_BYTES
         self._session = NOBODY
         self._is_welcome = False
         self._publisher = ""
         self._acknowledged = 0
         self._told_acknowledged = 0
         self._is_writable = True
+        self._is_reading = True
         self._is_flushing = False
         self._is_closing = False
         self._is_stopping = False
@@ -143,8 +149,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._is_stopping:
+            # Unread bytes would make the close a reset, and take from the peer what it has not read yet.
+            return
         self._filled += nbytes
-        self._heard_s = self._loop.time()
+        if self._is_welcome:
+            self._heard_s = self._loop.time()
+        if self._filled < self._wanted:
+            return
         # A copy: batches of this read live on in the layers while the buffer is read into again.
         data = bytes(memoryview(self._buffer)[: self._filled])
         try:
@@ -184,14 +196,20 @@ class NativeConnection(asyncio.BufferedProtocol):
     # The listener calls these.
 
     def check_silence(self, now_s: float) -> None:
+        """Silent is who says nothing although we listen; before HELLO, every byte short of it is silence."""
+        if not self._is_reading:
+            return
         silent_s = now_s - self._heard_s
         allowed_s = self._config.idle_timeout_s if self._is_welcome else self._config.hello_timeout_s
         if silent_s > allowed_s:
             self._fail(Unavailable("U705", f"nothing was heard for {silent_s:.0f} s", "send PING frames when idle"))
 
     def stop_reading(self) -> None:
+        """What comes from now on is not acknowledged; its publisher sends it again to the next broker."""
         self._is_stopping = True
-        self._pause_reading()
+        self._filled = 0
+        if self._transport is not None and not self._is_closing:
+            self._transport.resume_reading()
 
     def has_deliveries(self) -> bool:
         assert self._transport is not None
@@ -246,16 +264,26 @@ class NativeConnection(asyncio.BufferedProtocol):
         wait_s = self._rate.take(notifications, self._loop.time())
         if wait_s > 0:
             self._pause_reading()
-            self._loop.call_later(wait_s, self._resume_reading)
+            self._loop.call_later(wait_s, self._resume_when_paid)
         elif self._point.is_congested(self._publisher):
             self._pause_reading()
 
+    def _resume_when_paid(self) -> None:
+        """Timers and fractions are a little early at times: looks again when some of the debt is left."""
+        wait_s = self._rate.take(0, self._loop.time())
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._resume_when_paid)
+        else:
+            self._resume_reading()
+
     def _keep(self, data: bytes, consumed: int) -> None:
-        """Moves an incomplete frame to the front of the buffer, which grows to hold it and shrinks after it."""
+        """Moves an incomplete frame to the front of the buffer, which grows to hold it and shrinks after it. Nothing is
+        looked at before the frame is complete, so one that comes byte by byte costs no more than another."""
         rest = data[consumed:]
-        size = READ_BYTES
+        self._wanted = HEADER_BYTES
         if len(rest) >= HEADER_BYTES:
-            size = max(size, HEADER_BYTES + HEADER.unpack_from(rest)[0])
+            self._wanted += HEADER.unpack_from(rest)[0]
+        size = max(READ_BYTES, self._wanted)
         if size != len(self._buffer):
             self._buffer = bytearray(size)
         self._buffer[: len(rest)] = rest
@@ -298,6 +326,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._host.carry(outputs)
         self._publisher = hello.publisher
         self._is_welcome = True
+        self._heard_s = self._loop.time()
         self._send(
             Kind.WELCOME,
             Welcome(
@@ -343,18 +372,27 @@ class NativeConnection(asyncio.BufferedProtocol):
                 return
 
     def _send(self, kind: Kind, body: Any = None, sequence: int = 0) -> None:
-        if self._transport is not None and not self._is_closing:
-            self._transport.write(encode_frame(kind, body, sequence))
+        if self._transport is None or self._is_closing:
+            return
+        self._transport.write(encode_frame(kind, body, sequence))
+        if self._transport.get_write_buffer_size() > ANSWERS_BYTES_MAX:
+            log.info("connection cut publisher=%s reason=it does not read its answers", self._publisher or "-")
+            self._is_closing = True
+            self._transport.abort()
 
     def _pause_reading(self) -> None:
         if self._transport is not None and not self._is_closing:
+            self._is_reading = False
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
         """Reads on, unless something else still holds this publisher back."""
         if self._transport is None or self._is_closing or self._is_stopping:
             return
-        if not self._rate.is_exhausted(self._loop.time()) and not self._point.is_congested(self._publisher):
+        now_s = self._loop.time()
+        if not self._rate.is_exhausted(now_s) and not self._point.is_congested(self._publisher):
+            self._is_reading = True
+            self._heard_s = now_s
             self._transport.resume_reading()
 
     def _fail(self, error: TidegateError) -> None:
@@ -366,12 +404,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Closes when what is written is sent; a peer that does not read gets a second."""
+        """Closes when what is written is sent; a peer that does not read it is cut off after a while."""
         if self._is_closing or self._transport is None:
             return
         self._is_closing = True
         self._transport.close()
-        self._loop.call_later(1.0, self.abort)
+        self._loop.call_later(CLOSE_S, self.abort)
 
 
 def _not_hello(data: bytes, kind: int) -> ProtocolError:

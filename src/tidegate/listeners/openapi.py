@@ -15,6 +15,7 @@ _ERRORS: Final = {
     403: "A web page of another origin",
     413: "The body is too large",
     422: "A notification breaks the rules",
+    426: "This is a WebSocket, and the request asks for no upgrade",
     429: "A limit is reached; Retry-After says when to come back",
     503: "The broker is shutting down, or could not acknowledge in time",
 }
@@ -37,7 +38,8 @@ def openapi_document(config: Config) -> dict[str, Any]:
             "/v1/layers": {"get": _get("Who serves what, in which epoch, with what load", {"type": "object"})},
             "/healthz": {"get": _get("The process is up", _status())},
             "/readyz": {"get": _get("The broker takes notifications", _status(), 503)},
-            "/metrics": {"get": _text("Metrics for Prometheus", "text/plain")},
+            "/metrics": {"get": _text("Metrics for Prometheus", "text/plain", 401, 403)},
+            "/openapi.json": {"get": _get("This document", {"type": "object"})},
         },
         "components": {
             "schemas": {"Notification": _notification(), "Error": _error(), "Explanation": _explanation()},
@@ -70,10 +72,8 @@ def _publish(config: Config) -> dict[str, Any]:
 
 
 def _stream() -> dict[str, Any]:
-    answer = _text("Server-sent events, one delivery each", "text/event-stream")
-    return (
-        answer | {"operationId": "stream", "parameters": _filter_parameters()} | _with_refusals(answer, 400, 401, 429)
-    )
+    answer = _text("Server-sent events, one delivery each", "text/event-stream", 400, 401, 403, 429, 503)
+    return answer | {"operationId": "stream", "parameters": _filter_parameters()}
 
 
 def _subscribe() -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _subscribe() -> dict[str, Any]:
         "operationId": "subscribe",
         "summary": "WebSocket: one JSON text message a delivery",
         "parameters": _filter_parameters(),
-        "responses": {"101": {"description": "Subscribed"}} | _refusals(400, 401, 403, 429),
+        "responses": {"101": {"description": "Subscribed"}} | _refusals(400, 401, 403, 426, 429, 503),
     }
 
 
@@ -100,13 +100,10 @@ def _get(summary: str, schema: dict[str, Any], *refusals: int) -> dict[str, Any]
     return {"summary": summary, "responses": {"200": _answer(summary, schema)} | _refusals(401, 403, *refusals)}
 
 
-def _text(summary: str, media_type: str) -> dict[str, Any]:
+def _text(summary: str, media_type: str, *refusals: int) -> dict[str, Any]:
     content = {media_type: {"schema": {"type": "string"}}}
-    return {"summary": summary, "responses": {"200": {"description": summary, "content": content}}}
-
-
-def _with_refusals(operation: dict[str, Any], *statuses: int) -> dict[str, Any]:
-    return {"responses": operation["responses"] | _refusals(*statuses)}
+    answer = {"200": {"description": summary, "content": content}}
+    return {"summary": summary, "responses": answer | _refusals(*refusals)}
 
 
 def _filter_parameters() -> list[dict[str, Any]]:

@@ -1,0 +1,69 @@
+"""Runs the benchmarks and prints their tables: `python benchmarks/run.py [--quick] [--only NAME]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+# As a script, Python finds the modules beside this file, not the package that they are.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import http_ingest, latency, memory, whole_path
+from benchmarks.job import FULL, QUICK, Effort, show_progress
+from benchmarks.processes import Failed
+
+BENCHMARKS: Final[dict[str, Callable[[Effort], str]]] = {
+    "whole_path": whole_path.run,
+    "latency": latency.run,
+    "http_ingest": http_ingest.run,
+    "memory": memory.run,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round of each, about a minute in all")
+    parser.add_argument("--only", choices=BENCHMARKS, help="one benchmark")
+    options = parser.parse_args()
+    # Ends the servers and workers too, where a plain end would leave them.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    print(_describe_machine(), flush=True)
+    failures = 0
+    for name, run in BENCHMARKS.items():
+        if options.only in (None, name):
+            show_progress(f"{name} …")
+            try:
+                print(run(QUICK if options.quick else FULL), flush=True)
+            except (Failed, FileNotFoundError) as error:
+                print(f"{name} could not be measured: {error}", file=sys.stderr)
+                failures += 1
+    return 1 if failures else 0
+
+
+def _describe_machine() -> str:
+    loop = "uvloop" if _has_uvloop() else "asyncio"
+    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
+    load = os.getloadavg()[0]
+    state = "busy: trust the ratios only" if load > 0.5 else "quiet"
+    return (
+        f"{model.split(':')[-1].strip()}, {os.cpu_count()} cores, load {load:.1f} before the start ({state}); "
+        f"Python {platform.python_version()}, Tidegate's broker on {loop}\n"
+    )
+
+
+def _has_uvloop() -> bool:
+    try:
+        import uvloop  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

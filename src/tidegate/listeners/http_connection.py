@@ -1,0 +1,157 @@
+"""An HTTP connection: uvicorn's protocol, with the bounds that it lacks and with refusals in our own words.
+
+The bounds: the time a request may take to arrive (a peer that sends nothing, or a byte now and then, would hold its
+connection for ever), the size of a request's head, and the number of connections. What cannot be read as a request
+gets an answer too, and the rest of what the peer sends is thrown away for a moment: closing at once would reset the
+connection, and the answer could be lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Any, Final
+
+from starlette.responses import Response
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from tidegate.errors import Overloaded, ProtocolError, TidegateError
+from tidegate.listeners.json_response import error_response
+
+REQUEST_HEAD_BYTES_MAX: Final = 64 * 1024
+LINGER_S: Final = 1.0
+
+
+class TooManyConnections(Overloaded):
+    """`connections_max` are open."""
+
+    status = 503
+
+
+class HeadTooLarge(ProtocolError):
+    """A request line and headers over the limit."""
+
+    status = 431
+
+
+class HttpConnection(HttpToolsProtocol):
+    """A request's deadline runs from its first byte, or from the connection's start, until the request is complete."""
+
+    def __init__(self, *args: Any, request_timeout_s: float, connections_max: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._request_timeout_s = request_timeout_s
+        self._connections_max = connections_max
+        self._deadline: asyncio.TimerHandle | None = None
+        self._is_in_head = True
+        self._is_refused = False
+        self._head_bytes = 0
+
+    # The transport calls these.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_request()
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        if self._is_in_head and self._deadline is None:
+            self._expect_request()
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._is_in_head and self._head_bytes > REQUEST_HEAD_BYTES_MAX:
+            self._refuse(_head_too_large(self._head_bytes))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._cancel_deadline()
+        super().connection_lost(exc)
+
+    # The parser calls these.
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        # The head begins somewhere in this read; what it has in this read is counted when it is complete.
+        self._head_bytes = 0
+        self._expect_request()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        refusal = self._refusal()
+        self.app = self.config.loaded_app if refusal is None else _closing(refusal)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._cancel_deadline()
+        self._is_in_head = True
+        self._head_bytes = 0
+
+    # uvicorn calls these.
+
+    def handle_websocket_upgrade(self) -> None:
+        self._cancel_deadline()
+        refusal = self._refusal()
+        if refusal is None:
+            super().handle_websocket_upgrade()
+        else:
+            self._refuse(refusal)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(
+            ProtocolError("P319", "this is no HTTP request", "speak HTTP/1.1 here, and the native protocol on its port")
+        )
+
+    def _refusal(self) -> TidegateError | None:
+        """Why this request gets no answer from a route, if it does not."""
+        head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        if head_bytes > REQUEST_HEAD_BYTES_MAX:
+            return _head_too_large(head_bytes)
+        if len(self.connections) > self._connections_max:
+            return TooManyConnections(
+                "L601",
+                f"{self._connections_max} connections are open",
+                "come back later, or raise connections_max",
+                retry_after_s=5.0,
+            )
+        return None
+
+    def _expect_request(self) -> None:
+        self._close_after(self._request_timeout_s)
+
+    def _close_after(self, wait_s: float) -> None:
+        self._cancel_deadline()
+        self._deadline = self.loop.call_later(wait_s, self.transport.abort)
+
+    def _cancel_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _refuse(self, error: TidegateError) -> None:
+        """Answers in place of a route, unless an answer is under way, and closes."""
+        if self.transport.is_closing():
+            return
+        self._is_refused = True
+        self._close_after(LINGER_S)
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_as_bytes(_closing(error)))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+
+def _head_too_large(size: int) -> HeadTooLarge:
+    return HeadTooLarge(
+        "P320", f"the head of the request has {size} bytes", f"send at most {REQUEST_HEAD_BYTES_MAX} before the body"
+    )
+
+
+def _closing(error: TidegateError) -> Response:
+    response = error_response(error)
+    response.headers["Connection"] = "close"
+    return response
+
+
+def _as_bytes(response: Response) -> bytes:
+    head = [f"HTTP/1.1 {response.status_code} {HTTPStatus(response.status_code).phrase}".encode()]
+    head += [name + b": " + value for name, value in response.raw_headers]
+    return b"\r\n".join([*head, b"", bytes(response.body)])

@@ -1,0 +1,91 @@
+"""A broker's HTTP side as a user's program sees it: requests, errors, metrics, and bytes that are no requests."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+from broker_process import BrokerProcess
+from prometheus_client.parser import text_string_to_metric_families
+
+WAIT_S = 10.0
+SMALL_BUFFER_BYTES = 4096
+
+
+def open_client(broker: BrokerProcess, *, verify: ssl.SSLContext | bool = False, **options: Any) -> httpx.Client:
+    return httpx.Client(base_url=broker.http, timeout=WAIT_S, trust_env=False, verify=verify, **options)
+
+
+def publish(client: httpx.Client, notifications: Any, publisher: str = "", sequence: int = 1) -> httpx.Response:
+    """POSTs; as a named publisher, from this sequence on, when a name is given."""
+    headers = {"Tidegate-Publisher": publisher, "Tidegate-Sequence": str(sequence)} if publisher else {}
+    return client.post("/v1/notifications", json=notifications, headers=headers)
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    """The error that a response carries, in the form that every error has."""
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert body.keys() == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert error.keys() - {"column"} == {"code", "message", "remedy"}
+    assert all(error.values())
+    return error
+
+
+def code_of(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, error_of(response)["code"]
+
+
+def metrics(client: httpx.Client) -> dict[str, float]:
+    """The broker's own samples, by name without the prefix."""
+    families = text_string_to_metric_families(client.get("/metrics").raise_for_status().text)
+    return {
+        sample.name.removeprefix("tidegate_"): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("tidegate_")
+    }
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline_s, "it did not come true in time"
+        time.sleep(0.01)
+
+
+def wait_for_metric(client: httpx.Client, name: str, value: float) -> None:
+    wait_until(lambda: metrics(client)[name] == value)
+
+
+def exchange(port: int, data: bytes) -> bytes:
+    """Sends bytes, and gives back all that comes until the broker closes."""
+    with socket.create_connection(("127.0.0.1", port), WAIT_S) as connection:
+        try:
+            connection.sendall(data)
+        except OSError:  # closed before it had read all: the answer may be there all the same
+            pass
+        return read_all(connection)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    received = bytearray()
+    try:
+        while chunk := connection.recv(65_536):
+            received += chunk
+    except ConnectionResetError:
+        pass
+    return bytes(received)
+
+
+def parse_response(data: bytes) -> httpx.Response:
+    """A response that came as bytes and was ended by the connection's end."""
+    head, _, body = data.partition(b"\r\n\r\n")
+    status_line, *lines = head.split(b"\r\n")
+    headers = [(name, value.strip()) for name, _, value in (line.partition(b":") for line in lines)]
+    return httpx.Response(int(status_line.split()[1]), headers=headers, content=body)
