@@ -3,7 +3,7 @@
     listeners ─► Connection Point ─► Access Point ─► Matcher ─► Exit Point ─► Connection Point ─► listeners
 
 On SIGTERM or SIGINT it stops taking notifications, gives the subscribers `drain_s` to take what was acknowledged, and
-ends. The one place where an unexpected error ends the process is here.
+ends. A mistake of ours inside a layer ends it as well, with an error: a broker that goes on would break its promises.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ class Broker:
         self._config = config
         self._started_s = time.time()
         self._incarnation = secrets.token_hex(4)
-        self._host = EmbeddedHost(_bounds(config), time.monotonic)
+        self._host = EmbeddedHost(_bounds(config), time.monotonic, self._fail)
         self._native = NativeListener(self._host, config, token, self.status)
         self._http = HttpListener(
             self._host, config, token, self._incarnation, self.status, make_registry(self._statistics)
         )
         self._stopping = asyncio.Event()
+        self._failure: Exception | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         tls = _tls_context(self._config)
@@ -70,6 +71,8 @@ class Broker:
             await self._stopping.wait()
             await self._shut_down()
             ticking.cancel()
+        if self._failure is not None:
+            raise self._failure
 
     def stop(self) -> None:
         self._stopping.set()
@@ -97,6 +100,11 @@ class Broker:
             "matcher": host.matcher.statistics(),
             "exit_point": host.exit_point.statistics(),
         }
+
+    def _fail(self, error: Exception) -> None:
+        log.critical("a layer has failed, the broker ends: %r", error)
+        self._failure = error
+        self.stop()
 
     async def _listen(self, starting: Any, setting: str, port: int) -> int:
         try:

@@ -2,7 +2,8 @@
 
 A frame is handled as soon as the ones before it are, so every channel is FIFO. `carry` runs until nothing is left to
 do: when it returns, a batch is in the outboxes of its subscribers and its publisher is acknowledged, unless a
-subscriber blocks.
+subscriber blocks. An error inside a slice is a mistake of ours: what it promises no longer holds, so the host tells
+`on_failure`, which must end the broker.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class SessionHandler(Protocol):
 class EmbeddedHost:
     """One slice of each layer, epoch 1. `clock` gives the time in seconds; the slices themselves read none."""
 
-    def __init__(self, bounds: Bounds, clock: Callable[[], float]) -> None:
+    def __init__(self, bounds: Bounds, clock: Callable[[], float], on_failure: Callable[[Exception], None]) -> None:
         self.configuration = Configuration(
             epoch=1, access_points=("access-point-1",), matchers=("matcher-1",), exit_points=("exit-point-1",)
         )
@@ -43,6 +44,7 @@ class EmbeddedHost:
         self._queue: deque[tuple[str, str | int, LayerFrame]] = deque()
         self._is_carrying = False
         self._clock = clock
+        self._on_failure = on_failure
 
     def open_session(self, handler: SessionHandler) -> int:
         session = self.connection_point.open_session()
@@ -74,6 +76,9 @@ class EmbeddedHost:
                 else:
                     for following in getattr(self._slices[address], frame.handler)(source, frame, now_s):
                         queue.append((address, *following))
+        except Exception as error:
+            self._on_failure(error)
+            raise
         finally:
             self._is_carrying = False
 

@@ -1,0 +1,50 @@
+"""The embedded host carries everything at once, and a mistake inside a layer does not go unnoticed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tidegate.filters import Filter
+from tidegate.layers.batch import BatchReader
+from tidegate.layers.connection_point import Bounds
+from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.frames import Ack, DeliveriesWait, LayerFrame, PublishAcknowledged, SubscriptionReady
+from tidegate.layers.outbox import Policy
+
+
+class Session:
+    def __init__(self) -> None:
+        self.frames: list[LayerFrame] = []
+
+    def on_frame(self, frame: LayerFrame) -> None:
+        self.frames.append(frame)
+
+
+def make_host() -> tuple[EmbeddedHost, list[Exception]]:
+    failures: list[Exception] = []
+    return EmbeddedHost(Bounds(), lambda: 0.0, failures.append), failures
+
+
+def test_when_carry_returns_a_batch_is_in_the_outbox_and_acknowledged() -> None:
+    host, failures = make_host()
+    point, session = host.connection_point, Session()
+    number = host.open_session(session)
+    point.attach_publisher(number, "p")
+    host.carry(point.subscribe(number, 1, Filter.parse("a==1"), Policy.DROP_OLDEST))
+    batch = BatchReader().read_array("p", 1, msgspec.msgpack.encode([{"a": 1}, {"a": 2}]))
+    host.carry(point.submit("p", [batch], 2))
+    assert [type(frame) for frame in session.frames] == [SubscriptionReady, DeliveriesWait, PublishAcknowledged]
+    assert session.frames[-1] == PublishAcknowledged("p", 2)
+    frames, _outputs = point.take(number, 1000)
+    assert len(frames) == 1
+    host.close_session(number)
+    assert host.matcher.statistics().subscriptions == 0
+    assert failures == []
+
+
+def test_a_mistake_inside_a_layer_is_told_and_raised() -> None:
+    host, failures = make_host()
+    with pytest.raises(KeyError):
+        host.carry([("access-point-1", Ack(stream=1, sequence=99))])
+    assert len(failures) == 1
