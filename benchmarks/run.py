@@ -50,7 +50,7 @@ def _describe_machine() -> str:
     loop = "uvloop" if _has_uvloop() else "asyncio"
     model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
     load = os.getloadavg()[0]
-    state = "busy: trust the ratios only" if load > 0.5 else "quiet"
+    state = "busy" if load > 0.5 else "quiet"
     return (
         f"{model.split(':')[-1].strip()}, {os.cpu_count()} cores, load {load:.1f} before the start ({state}); "
         f"Python {platform.python_version()}, Tidegate's broker on {loop}\n"

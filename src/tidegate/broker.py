@@ -61,6 +61,15 @@ class Broker:
         self._failure: Exception | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
+        try:
+            await self._serve(on_ready)
+        except BaseExceptionGroup as group:
+            # A task group wraps what ends it; whoever starts a broker wants the one error with its cure.
+            raise group.exceptions[0] from None
+        if self._failure is not None:
+            raise self._failure
+
+    async def _serve(self, on_ready: Callable[[Ready], None]) -> None:
         tls = _tls_context(self._config)
         async with asyncio.TaskGroup() as tasks:
             native_port = await self._listen(self._native.start(tls), "native_port", self._config.native_port)
@@ -71,8 +80,6 @@ class Broker:
             await self._stopping.wait()
             await self._shut_down()
             ticking.cancel()
-        if self._failure is not None:
-            raise self._failure
 
     def stop(self) -> None:
         self._stopping.set()

@@ -9,6 +9,7 @@ The token is no setting: it comes from a file or from `TIDEGATE_TOKEN`, and is n
 from __future__ import annotations
 
 import difflib
+import functools
 import ipaddress
 import tomllib
 from collections.abc import Mapping
@@ -131,11 +132,11 @@ def read_token(config: Config, environment: Mapping[str, str]) -> str | None:
             raise ConfigError(
                 "C406", f"token_file {config.token_file!r} cannot be read: {error}", "name a readable text file"
             ) from error
-    if token is not None and len(token) < TOKEN_CHARACTERS_MIN:
+    if token is not None and not (len(token) >= TOKEN_CHARACTERS_MIN and token.isascii() and token.isprintable()):
         raise ConfigError(
             "C407",
-            f"the token has {len(token)} characters",
-            f"use at least {TOKEN_CHARACTERS_MIN}, such as from: openssl rand -hex 32",
+            f"the token has {len(token)} characters, or some that are not printable ASCII",
+            f"use at least {TOKEN_CHARACTERS_MIN} that are, such as from: openssl rand -hex 32",
         )
     if token is None and not is_loopback(config.bind) and not config.insecure:
         raise ConfigError(
@@ -146,6 +147,7 @@ def read_token(config: Config, environment: Mapping[str, str]) -> str | None:
     return token
 
 
+@functools.lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True

@@ -11,7 +11,7 @@ from broker_process import BrokerProcess
 
 from tidegate import Connection, Delivery, Subscription, connect, connect_sync
 
-WAIT_S = 20
+WAIT_S = 10
 T = TypeVar("T")
 
 

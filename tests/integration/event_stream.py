@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from types import TracebackType
@@ -17,21 +19,30 @@ class EventStream:
     """The events of `GET /v1/stream`; in `with`, the subscription is live. `is_small` keeps the buffers small."""
 
     def __init__(
-        self, http: str, subscription_filter: str, policy: str = "drop-oldest", *, is_small: bool = False
+        self,
+        http: str,
+        subscription_filter: str,
+        policy: str = "drop-oldest",
+        *,
+        is_small: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._url = f"{http}/v1/stream"
         self._query = {"filter": subscription_filter, "policy": policy}
         self._buffers = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)] if is_small else []
+        self._tls = tls
         self._open = ExitStack()
-        self._lines: Iterator[str] = iter(())
+        self._chunks: Iterator[bytes] = iter(())
+        self._events: deque[bytes] = deque()
+        self._rest = b""
 
     def __enter__(self) -> Self:
-        transport = httpx.HTTPTransport(socket_options=self._buffers, verify=False)
+        transport = httpx.HTTPTransport(socket_options=self._buffers, verify=self._tls or False)
         client = self._open.enter_context(httpx.Client(transport=transport, timeout=WAIT_S))
         response = self._open.enter_context(client.stream("GET", self._url, params=self._query))
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
-        self._lines = response.iter_lines()
+        self._chunks = response.iter_raw()
         return self
 
     def __exit__(
@@ -41,9 +52,21 @@ class EventStream:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The data of each event until the broker ends the stream; comments are skipped."""
-        for line in self._lines:
-            if line.startswith("data: "):
-                yield json.loads(line.removeprefix("data: "))
+        while (event := self._next_event()) is not None:
+            for line in event.split(b"\n"):
+                if line.startswith(b"data: "):
+                    yield json.loads(line.removeprefix(b"data: "))
 
     def receive(self) -> dict[str, Any]:
         return next(iter(self))
+
+    def _next_event(self) -> bytes | None:
+        """httpx would split lines at U+2028 as well; the format knows only the ends that ASCII has."""
+        while not self._events:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                assert not self._rest, "the stream ended inside an event"
+                return None
+            *events, self._rest = (self._rest + chunk).split(b"\n\n")
+            self._events.extend(events)
+        return self._events.popleft()

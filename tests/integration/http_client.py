@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -13,7 +14,8 @@ from broker_process import BrokerProcess
 from prometheus_client.parser import text_string_to_metric_families
 
 WAIT_S = 10.0
-SMALL_BUFFER_BYTES = 4096
+# Smaller than a segment of the loopback interface, every read would wait for a timer of the kernel.
+SMALL_BUFFER_BYTES = 256 * 1024
 
 
 def open_client(broker: BrokerProcess, *, verify: ssl.SSLContext | bool = False, **options: Any) -> httpx.Client:
@@ -66,20 +68,16 @@ def wait_for_metric(client: httpx.Client, name: str, value: float) -> None:
 def exchange(port: int, data: bytes) -> bytes:
     """Sends bytes, and gives back all that comes until the broker closes."""
     with socket.create_connection(("127.0.0.1", port), WAIT_S) as connection:
-        try:
+        with contextlib.suppress(OSError):  # closed before it has read all, the answer may be there all the same
             connection.sendall(data)
-        except OSError:  # closed before it had read all: the answer may be there all the same
-            pass
         return read_all(connection)
 
 
 def read_all(connection: socket.socket) -> bytes:
     received = bytearray()
-    try:
+    with contextlib.suppress(ConnectionResetError):
         while chunk := connection.recv(65_536):
             received += chunk
-    except ConnectionResetError:
-        pass
     return bytes(received)
 
 

@@ -24,7 +24,7 @@ from tidegate.frames import (
     split_frames,
 )
 
-TIMEOUT_S = 20
+TIMEOUT_S = 8
 
 
 class Frame(NamedTuple):
@@ -42,7 +42,11 @@ class RawClient:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.connect(("127.0.0.1", port))
+        try:
+            self.socket.connect(("127.0.0.1", port))
+        except OSError:
+            self.socket.close()
+            raise
         self._data = bytearray()
 
     def __enter__(self) -> Self:

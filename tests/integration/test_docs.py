@@ -87,7 +87,7 @@ class Reader:
             process.send_signal(signal.SIGINT)
             output, _ = process.communicate(timeout=COMMAND_S)
             assert process.returncode in (0, 130), output
-            assert output.strip() or "sub" not in str(process.args), f"{process.args} printed nothing"
+            assert output.strip() or "sub" not in str(process.args), f"{process.args!r} printed nothing"
 
     def _start(self, command: str) -> None:
         is_broker = command.startswith("tidegate serve")

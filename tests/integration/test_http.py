@@ -128,7 +128,7 @@ def test_concurrent_resends_are_delivered_once(broker: BrokerProcess, client: ht
     ],
 )
 def test_a_publisher_is_named_fully_or_not_at_all(client: httpx.Client, headers: dict[str, str], code: str) -> None:
-    encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+    encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     assert code_of(client.post("/v1/notifications", json=GOOD, headers=encoded)) == (400, code)
 
 
@@ -177,14 +177,17 @@ def test_a_refused_body_uses_up_no_sequence(broker: BrokerProcess, client: httpx
 
 
 def test_a_client_over_its_rate_is_told_when_to_come_back() -> None:
-    with BrokerProcess("--rate-notifications-s", "100") as broker, open_client(broker) as client:
-        with EventStream(broker.http, "fast") as stream:
-            assert publish(client, [{"fast": i} for i in range(150)]).status_code == 200
-            refused = publish(client, {"fast": 150})
-            assert code_of(refused) == (429, "L606")
-            assert int(refused.headers["retry-after"]) >= 1
-            wait_until(lambda: publish(client, {"fast": 150}).status_code == 200)
-            assert values(stream, "fast", 151) == list(range(151))
+    with (
+        BrokerProcess("--rate-notifications-s", "100") as broker,
+        open_client(broker) as client,
+        EventStream(broker.http, "fast") as stream,
+    ):
+        assert publish(client, [{"fast": i} for i in range(150)]).status_code == 200
+        refused = publish(client, {"fast": 150})
+        assert code_of(refused) == (429, "L606")
+        assert int(refused.headers["retry-after"]) >= 1
+        wait_until(lambda: publish(client, {"fast": 150}).status_code == 200)
+        assert values(stream, "fast", 151) == list(range(151))
 
 
 # How the broker is.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 from collections import deque
 from collections.abc import Iterator
 from types import TracebackType
@@ -45,6 +46,7 @@ class WebSocketClient:
         path: str = "/v1/subscribe",
         headers: dict[str, str] | None = None,
         is_small: bool = False,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._address = urlsplit(http)
         self._target = f"{path}?{urlencode({'filter': subscription_filter, 'policy': policy})}"
@@ -53,6 +55,8 @@ class WebSocketClient:
         self._socket.settimeout(WAIT_S)
         if is_small:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=self._address.hostname)
         self._protocol = WSConnection(ConnectionType.CLIENT)
         self._events: deque[Event] = deque()
         self.close_code: int | None = None

@@ -120,8 +120,8 @@ def _refusal(sequence: int, reason: int, data: bytes) -> Refusal:
         check(_decode(data))
     except NotificationError as error:
         return Refusal(sequence, error.code, error.message, error.remedy)
-    except (msgspec.DecodeError, ValueError):
-        pass
+    except (msgspec.DecodeError, RecursionError):
+        pass  # too deep for a decoder: the kernel's reason is enough
     if reason == scan_kernel.N_TWICE:
         return Refusal(sequence, "N210", "an attribute occurs twice", "give each attribute one value")
     return Refusal(sequence, f"N{reason}", "the notification breaks the rules", "see docs/filters.md")

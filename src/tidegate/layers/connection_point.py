@@ -37,6 +37,12 @@ from tidegate.layers.publishers import NOBODY, HighWaterMarks, Publishers
 from tidegate.layers.subscription_table import SubscriptionTable, connection_point_name
 
 
+class TakenOver(NotAllowed):
+    """Another connection speaks for the publisher now."""
+
+    status = 409
+
+
 @dataclass(frozen=True)
 class Bounds:
     """Every buffer of a Connection Point has a bound; docs/operating.md says what happens at each."""
@@ -157,7 +163,7 @@ class ConnectionPoint:
         publisher = self._publishers.get(name)
         outputs: Outputs = []
         if publisher.session not in (NOBODY, session):
-            taken_over = NotAllowed("A504", f"publisher {name!r} has connected again", "use one connection a publisher")
+            taken_over = TakenOver("A504", f"publisher {name!r} has connected again", "use one connection a publisher")
             outputs = self._disconnect(publisher.session, taken_over)
         publisher.session = session
         self._sessions[session].publishers.add(name)

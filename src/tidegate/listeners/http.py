@@ -98,10 +98,13 @@ class HttpListener:
                 ssl_certfile=config.tls_cert or None,
                 ssl_keyfile=config.tls_key or None,
                 backlog=BACKLOG,
+                timeout_keep_alive=math.ceil(config.request_timeout_s),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # A client could name any address in them, and so escape its rate limit.
+                proxy_headers=False,
             )
         )
         self._serving = tasks.create_task(self._server.serve(sockets))
@@ -198,12 +201,17 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
-        for family, address in dict.fromkeys((family, address) for family, _, _, _, address in found):
-            chosen = sockets[0].getsockname()[1] if sockets else port
-            sockets.append(socket.create_server((address[0], chosen), family=family, backlog=BACKLOG))
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            # With its protocol named: asyncio turns Nagle's delay off only where it sees that a socket is TCP.
+            sockets.append(socket.socket(family, kind, protocol))
+            sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                sockets[-1].setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            chosen = sockets[0].getsockname()[1] if len(sockets) > 1 else port
+            sockets[-1].bind((address[0], chosen))
     except OSError:
-        for bound in sockets:
-            bound.close()
+        for opened in sockets:
+            opened.close()
         raise
     return sockets
 

@@ -12,6 +12,7 @@ import asyncio
 from http import HTTPStatus
 from typing import Any, Final
 
+import httptools
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -44,12 +45,14 @@ class HttpConnection(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._is_in_head = True
         self._is_refused = False
+        self._is_surplus = False
         self._head_bytes = 0
 
     # The transport calls these.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._is_surplus = self._are_too_many()
         self._expect_request()
 
     def data_received(self, data: bytes) -> None:
@@ -58,7 +61,13 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_in_head and self._deadline is None:
             self._expect_request()
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._on_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(_no_request())
         if self._is_in_head and self._head_bytes > REQUEST_HEAD_BYTES_MAX:
             self._refuse(_head_too_large(self._head_bytes))
 
@@ -76,37 +85,55 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
+        if self._is_other_protocol():
+            return
         refusal = self._refusal()
         self.app = self.config.loaded_app if refusal is None else _closing(refusal)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self._is_other_protocol():
+            return
         super().on_message_complete()
         self._cancel_deadline()
         self._is_in_head = True
         self._head_bytes = 0
 
-    # uvicorn calls these.
+    def _is_other_protocol(self) -> bool:
+        return bool(self.parser.should_upgrade()) and not self._should_upgrade()
 
-    def handle_websocket_upgrade(self) -> None:
+    def _on_upgrade(self, rest: bytes) -> None:
+        """The peer asks for another protocol. WebSocket it gets; offers of others, as Java's client makes with every
+        request, are ignored (RFC 9110, section 7.8). The parser takes what follows the head for that protocol, so
+        the request is parsed again, without the offer."""
+        if self._should_upgrade():
+            self._upgrade_to_websocket()
+        elif self.parser.get_method() == b"CONNECT":
+            self._refuse(_no_request())
+        else:
+            head = [b"%s %s HTTP/1.1" % (self.parser.get_method(), self.url)]
+            head += [
+                b"%s: %s" % (name, _without_offer(name, value)) for name, value in self.headers if name != b"upgrade"
+            ]
+            self.parser = httptools.HttpRequestParser(self)
+            self.data_received(b"\r\n".join([*head, b"", rest]))
+
+    def _upgrade_to_websocket(self) -> None:
         self._cancel_deadline()
         refusal = self._refusal()
         if refusal is None:
-            super().handle_websocket_upgrade()
+            self.handle_websocket_upgrade()
         else:
             self._refuse(refusal)
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(
-            ProtocolError("P319", "this is no HTTP request", "speak HTTP/1.1 here, and the native protocol on its port")
-        )
 
     def _refusal(self) -> TidegateError | None:
         """Why this request gets no answer from a route, if it does not."""
         head_bytes = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if head_bytes > REQUEST_HEAD_BYTES_MAX:
+            self.url = b"/"  # which uvicorn can take apart, however long the real one is
             return _head_too_large(head_bytes)
-        if len(self.connections) > self._connections_max:
+        self._is_surplus = self._is_surplus and self._are_too_many()
+        if self._is_surplus:
             return TooManyConnections(
                 "L601",
                 f"{self._connections_max} connections are open",
@@ -114,6 +141,9 @@ class HttpConnection(HttpToolsProtocol):
                 retry_after_s=5.0,
             )
         return None
+
+    def _are_too_many(self) -> bool:
+        return len(self.connections) > self._connections_max
 
     def _expect_request(self) -> None:
         self._close_after(self._request_timeout_s)
@@ -128,15 +158,35 @@ class HttpConnection(HttpToolsProtocol):
             self._deadline = None
 
     def _refuse(self, error: TidegateError) -> None:
-        """Answers in place of a route, unless an answer is under way, and closes."""
-        if self.transport.is_closing():
+        """Answers in place of a route, and closes; closes only, when another answer is under way."""
+        if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
+        if self._is_answering():
+            self.transport.close()
+            return
+        if self.cycle is not None:  # its route may wait for the rest of the request
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         self._close_after(LINGER_S)
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_as_bytes(_closing(error)))
+        self.transport.write(_as_bytes(_closing(error)))
         if self.transport.can_write_eof():
             self.transport.write_eof()
+
+    def _is_answering(self) -> bool:
+        cycle = self.cycle
+        return bool(self.pipeline) or (cycle is not None and cycle.response_started and not cycle.response_complete)
+
+
+def _no_request() -> ProtocolError:
+    return ProtocolError("P319", "this is no HTTP request", "speak HTTP/1.1 here, and the native protocol on its port")
+
+
+def _without_offer(name: bytes, value: bytes) -> bytes:
+    """A header of a request, as if it had not offered another protocol."""
+    if name != b"connection":
+        return value
+    return b"close" if b"close" in value.lower() else b"keep-alive"
 
 
 def _head_too_large(size: int) -> HeadTooLarge:

@@ -52,7 +52,8 @@ class HttpPublisher:
         self._reader = BatchReader()
         self._sessions: dict[str, PublisherSession] = {}
         # Kept here, not asked of the Connection Point: it may forget an idle publisher, and its numbers must go on.
-        self._anonymous = dict.fromkeys((f"http-{incarnation}-{lane}" for lane in range(ANONYMOUS_PUBLISHERS)), 0)
+        self._anonymous_name = f"http-{incarnation}"
+        self._anonymous = {f"{self._anonymous_name}-{lane}": 0 for lane in range(ANONYMOUS_PUBLISHERS)}
         self._rates: OrderedDict[str, RateLimit] = OrderedDict()
         self._is_stopping = False
 
@@ -80,7 +81,8 @@ class HttpPublisher:
         """(publisher, sequence of the first notification)."""
         name, sequence = headers.get("tidegate-publisher"), headers.get("tidegate-sequence")
         if name is None and sequence is None:
-            name = list(self._anonymous)[crc32(repr(request.client).encode()) % ANONYMOUS_PUBLISHERS]
+            lane = crc32(str(request.client).encode()) % ANONYMOUS_PUBLISHERS
+            name = f"{self._anonymous_name}-{lane}"
             return name, self._anonymous[name] + 1
         if not name or len(name) > PUBLISHER_CHARACTERS_MAX or sequence is None or not sequence.isascii():
             raise ProtocolError(

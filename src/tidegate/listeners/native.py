@@ -54,8 +54,9 @@ WRITE_BYTES: Final = 256 * 1024
 PUBLISHER_CHARACTERS_MAX: Final = 128
 # Answers that a peer has not read; one who asks for more without reading is cut off.
 ANSWERS_BYTES_MAX: Final = 8 * 1024 * 1024
-# How long a closed connection may take to read what was written, the error that closed it last.
+# How long a closed connection may take to read what was written, the error that closed it last; and to go after that.
 CLOSE_S: Final = 10.0
+LINGER_S: Final = 1.0
 
 
 class NativeListener:
@@ -96,7 +97,8 @@ class NativeListener:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.say_goodbye()
-        while self.connections and loop.time() < deadline_s:
+        lingers_until_s = min(deadline_s, loop.time() + LINGER_S)
+        while self.connections and loop.time() < lingers_until_s:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()
@@ -149,8 +151,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         return memoryview(self._buffer)[self._filled :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._is_stopping:
-            # Unread bytes would make the close a reset, and take from the peer what it has not read yet.
+        if self._is_stopping or self._is_closing:
             return
         self._filled += nbytes
         if self._is_welcome:
@@ -162,10 +163,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         try:
             consumed = self._take_frames(data)
         except TidegateError as error:
-            self._fail(error)
-            return
-        if self._is_closing:
             self._filled = 0
+            self._fail(error)
             return
         self._keep(data, consumed)
 
@@ -404,12 +403,25 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Closes when what is written is sent; a peer that does not read it is cut off after a while."""
+        """Closes when what is written is sent; a peer that does not read it is cut off after a while.
+
+        What still comes is read and dropped until the peer has gone too: with unread bytes the close would be a reset,
+        and take from the peer what it has not read yet, such as the error that tells it why."""
         if self._is_closing or self._transport is None:
             return
         self._is_closing = True
-        self._transport.close()
+        self._host.close_session(self._session)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
+        self._loop.call_later(LINGER_S, self._abort_if_sent)
         self._loop.call_later(CLOSE_S, self.abort)
+
+    def _abort_if_sent(self) -> None:
+        if self._transport is not None and self._transport.get_write_buffer_size() == 0:
+            self._transport.abort()
 
 
 def _not_hello(data: bytes, kind: int) -> ProtocolError:
