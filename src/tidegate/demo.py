@@ -22,11 +22,11 @@ from tidegate.devices import STATIONS, readings
 from tidegate.errors import Unavailable
 from tidegate.filters import Filter
 
-ALERT: Final = Filter.parse("NO2>200")
+ALERT: Final = Filter.parse("NO2>200;kind==traffic")
 EVERYTHING: Final = Filter.parse("*")
 START: Final = datetime(2026, 1, 12, tzinfo=UTC)
-STEP: Final = timedelta(minutes=10)
-STEPS_PER_S: Final = 24
+STEP: Final = timedelta(hours=1)
+STEPS_PER_S: Final = 6
 STARTUP_S: Final = 120.0
 
 

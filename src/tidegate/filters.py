@@ -106,11 +106,11 @@ class Filter:
 
     constraints: tuple[Constraint, ...] = field(compare=False)
     text: str = field(init=False)
-    _tests: tuple[tuple[str, _Holds], ...] = field(init=False, compare=False)
+    _tests: tuple[tuple[str, _Holds], ...] | None = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", ";".join(sorted(c.text for c in self.constraints)) or "*")
-        object.__setattr__(self, "_tests", tuple((c.name, _compile(c)) for c in self.constraints))
+        object.__setattr__(self, "_tests", None)
 
     @classmethod
     def parse(cls, text: str) -> Filter:
@@ -122,7 +122,7 @@ class Filter:
 
     def matches(self, notification: Mapping[str, Any]) -> bool:
         """True when every constraint holds for the notification."""
-        for name, holds in self._tests:  # noqa: SIM110 - the generator of all() costs a fifth more
+        for name, holds in self._tests or self._compile():  # noqa: SIM110 - the generator of all() costs a fifth more
             if not holds(notification.get(name)):
                 return False
         return True
@@ -131,9 +131,15 @@ class Filter:
         """The same verdict as `matches`, with a reason for each constraint."""
         explained = tuple(
             _explain(constraint, notification.get(name), holds)
-            for constraint, (name, holds) in zip(self.constraints, self._tests, strict=True)
+            for constraint, (name, holds) in zip(self.constraints, self._compile(), strict=True)
         )
         return Explanation(all(constraint.holds for constraint in explained), explained)
+
+    def _compile(self) -> tuple[tuple[str, _Holds], ...]:
+        """The tests of its constraints, made when they are first needed: most filters of a client never are."""
+        tests = tuple((constraint.name, _compile(constraint)) for constraint in self.constraints)
+        object.__setattr__(self, "_tests", tests)
+        return tests
 
     def __str__(self) -> str:
         return self.text

@@ -71,7 +71,7 @@ def parse_value(text: str) -> Value:
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
         raise NotificationError("N203", f"{name!r} is no attribute name", "names are strings")
-    if not 0 < len(name.encode("utf-8", "surrogatepass")) <= NAME_BYTES_MAX:
+    if not 0 < _utf8_bytes(name) <= NAME_BYTES_MAX:
         raise NotificationError(
             "N203",
             f"the attribute name {name[:40]!r} is empty or too long",

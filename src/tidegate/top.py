@@ -60,7 +60,7 @@ def rates_between(before: dict[str, Any], now: dict[str, Any]) -> dict[str, floa
 
 def table(status: dict[str, Any], rates: dict[str, float]) -> str:
     point, configuration = status["load"]["connection_point"], status["configuration"]
-    layers = ", ".join(f"{len(names)} {layer.replace('_', ' ')}" for layer, names in configuration.items())
+    layers = ", ".join(_count_of(layer, len(names)) for layer, names in configuration.items())
     lines = [
         f"tidegate {status['broker']}   up {status['uptime_s']:.0f} s   epoch {status['epoch']}   {layers}",
         "",
@@ -70,3 +70,9 @@ def table(status: dict[str, Any], rates: dict[str, float]) -> str:
     lines.append("")
     lines += [f"{shown:<22}{point[name]:>14,}" for shown, name in LEVELS]
     return "\n".join(lines) + "\n"
+
+
+def _count_of(layer: str, count: int) -> str:
+    """`1 access point`, `4 matchers`."""
+    plural = layer.replace("_", " ")
+    return f"{count} {plural if count != 1 else plural.removesuffix('s')}"

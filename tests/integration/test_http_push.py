@@ -306,7 +306,7 @@ def test_a_publisher_that_is_taken_over_does_not_end_the_others(strict_broker: B
     ):
         waiting = send_until_it_waits(Flood(publishing), client, threads)
         take_over(strict_broker, "flood")
-        assert code_of(waiting.result()) == (401, "A504")
+        assert code_of(waiting.result()) == (409, "A504")
         assert publish(client, {"small": 1}).status_code == 200
         assert publish(client, {"small": 1}, "another").status_code == 200
 

@@ -45,6 +45,7 @@ def test_these_may_enter(notification: dict[str, Any]) -> None:
         ({"a": float("-inf")}, "N208"),
         ({PAYLOAD: "text"}, "N209"),
         ({"a": "\ud800"}, "N212"),
+        ({"\ud800": 1}, "N212"),
     ],
 )
 def test_these_may_not(notification: dict[Any, Any], code: str) -> None:
@@ -56,7 +57,8 @@ def test_these_may_not(notification: dict[Any, Any], code: str) -> None:
     ("text", "value"),
     [
         ("212", 212), ("-1.5", -1.5), ("1e3", 1000.0), ("0", 0), ("true", True), ("false", False), ("True", "True"),
-        ("08001", "08001"), ("+5", "+5"), (".5", ".5"), ("", ""), ("NaN", "NaN"), ("1_000", "1_000"), ("\u0661", "\u0661"),
+        ("08001", "08001"), ("+5", "+5"), (".5", ".5"), ("", ""), ("NaN", "NaN"), ("1_000", "1_000"),
+        ("\u0661", "\u0661"),
     ],
 )  # fmt: skip
 def test_a_bare_word_is_a_json_number_a_boolean_or_itself(text: str, value: object) -> None:

@@ -226,6 +226,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=READ_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         self.is_writable = False
         self.is_lost.set()
         if not self._welcome.done():

@@ -144,6 +144,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._is_closing = True
+        self._transport = None
         self._listener.connections.discard(self)
         self._host.close_session(self._session)
 

@@ -13,6 +13,7 @@ _ERRORS: Final = {
     400: "The request or its filter is malformed",
     401: "No token, or a wrong one",
     403: "A web page of another origin",
+    409: "Another connection speaks for this publisher now",
     413: "The body is too large",
     422: "A notification breaks the rules",
     426: "This is a WebSocket, and the request asks for no upgrade",
@@ -67,7 +68,7 @@ def _publish(config: Config) -> dict[str, Any]:
                 _object({"accepted": {"type": "integer"}}),
             )
         }
-        | _refusals(400, 401, 403, 413, 422, 429, 503),
+        | _refusals(400, 401, 403, 409, 413, 422, 429, 503),
     }
 
 
