@@ -240,6 +240,22 @@ class TestSubscriptions:
 
         run(scenario())
 
+    def test_end_when_their_loop_is_left(self, broker: BrokerProcess) -> None:
+        async def take_one(connection: Connection) -> None:
+            async for delivery in connection.subscribe("n"):
+                assert delivery.notification == {"n": 1}
+                return
+
+        async def scenario() -> None:
+            async with connect(broker.native) as connection:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(take_one(connection))
+                    await wait_load(connection, lambda counts: bool(counts["subscriptions"] == 1))
+                    await connection.publish({"n": 1})
+                await wait_load(connection, lambda counts: bool(counts["subscriptions"] == 0))
+
+        run(scenario())
+
     def test_take_a_parsed_filter_too(self, broker: BrokerProcess) -> None:
         async def scenario() -> None:
             async with connect(broker.native) as connection, connection.subscribe(Filter.parse("n>1")) as subscription:

@@ -75,6 +75,7 @@ class Subscription:
         self._wake = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
         self._error: TidegateError | None = None
+        self._is_entered = False
         self._is_closed = False
         self._last: OrderedDict[str, int] = OrderedDict()
         self._missed_before_next = 0
@@ -84,6 +85,7 @@ class Subscription:
         self._doubled = 0
 
     async def __aenter__(self) -> Self:
+        self._is_entered = True
         await self._start()
         return self
 
@@ -93,13 +95,24 @@ class Subscription:
         self.close()
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
-        return self
+        return self if self._is_entered else self._until_left()
 
     async def __anext__(self) -> Delivery:
         await self._wait_for_some()
         delivery = self._waiting.popleft()
         self._subscriber.took(self)
         return delivery
+
+    async def _until_left(self) -> AsyncIterator[Delivery]:
+        """Without `async with`, whoever leaves the loop leaves the subscription: nobody would take its deliveries, and
+        they would fill the link that it shares with others."""
+        try:
+            while True:
+                yield await anext(self)
+        except StopAsyncIteration:
+            return
+        finally:
+            self.close()
 
     async def take(self) -> list[Delivery]:
         """All deliveries that wait, at least one: for programs that work in batches. StopAsyncIteration when closed."""
