@@ -5,7 +5,8 @@
     │   ├── FilterError         F1xx  the text of a filter
     │   ├── NotificationError   N2xx  an attribute, a value, a size
     │   ├── ProtocolError       P3xx  a frame or a request that breaks its protocol
-    │   └── ConfigError         C4xx  a setting
+    │   ├── ConfigError         C4xx  a setting
+    │   └── (itself)            D8xx  a file of readings
     ├── NotAllowed              A5xx  no or a wrong token, a foreign origin
     ├── Overloaded              L6xx  a limit is reached; `retry_after_s` says when to come back
     └── Unavailable             U7xx  the broker cannot be reached, or is shutting down
