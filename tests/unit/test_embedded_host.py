@@ -9,7 +9,14 @@ from tidegate.filters import Filter
 from tidegate.layers.batch import BatchReader
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import EmbeddedHost
-from tidegate.layers.frames import Ack, DeliveriesWait, LayerFrame, PublishAcknowledged, SubscriptionReady
+from tidegate.layers.frames import (
+    Ack,
+    DeliveriesWait,
+    LayerFrame,
+    PublishAcknowledged,
+    SubscriptionReady,
+    SubscriptionRefused,
+)
 from tidegate.layers.outbox import Policy
 
 
@@ -48,3 +55,24 @@ def test_a_mistake_inside_a_layer_is_told_and_raised() -> None:
     with pytest.raises(KeyError):
         host.carry([("access-point-1", Ack(stream=1, sequence=99))])
     assert len(failures) == 1
+
+
+def test_a_subscription_that_the_matcher_cannot_take_is_refused_and_leaves_nothing_behind() -> None:
+    host, failures = make_host()
+    point, session = host.connection_point, Session()
+    number = host.open_session(session)
+    client_id = 0
+    while not any(isinstance(frame, SubscriptionRefused) for frame in session.frames):
+        client_id += 1
+        wanted = Filter.parse(";".join(f"n{client_id}_{k}" for k in range(32)))
+        host.carry(point.subscribe(number, client_id, wanted, Policy.BLOCK))
+    refused = session.frames[-1]
+    assert isinstance(refused, SubscriptionRefused)
+    assert (refused.client_id, refused.error.code) == (client_id, "L607")
+    assert point.statistics().subscriptions == host.matcher.statistics().subscriptions == client_id - 1
+    host.carry(point.unsubscribe(number, 1))
+    host.carry(point.subscribe(number, client_id, wanted, Policy.BLOCK))
+    assert session.frames[-1] == SubscriptionReady(client_id)
+    host.close_session(number)
+    assert point.statistics().subscriptions == host.matcher.statistics().subscriptions == 0
+    assert failures == []

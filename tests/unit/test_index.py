@@ -62,8 +62,9 @@ class IndexHistory(RuleBasedStateMachine):
     def teardown(self) -> None:
         for number in self.filters:
             self.index.remove(number)
-        assert self.index.statistics().records == 0
-        assert not self.index._attributes, "an empty index keeps nothing"
+        left = self.index.statistics()
+        assert (left.subscriptions, left.filters, left.attributes, left.strings) == (0, 0, 0, 0)
+        assert (left.nodes, left.entries) == (0, 0), "an empty index keeps nothing"
 
 
 TestIndexHistory = IndexHistory.TestCase

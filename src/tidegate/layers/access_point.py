@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.layers.frames import Ack, Body, Change, ChangeOk, Outputs, Publish, Submit, SubmitAck
+from tidegate.layers.frames import Ack, Body, Change, ChangeOk, ChangeRefused, Outputs, Publish, Submit, SubmitAck
 from tidegate.layers.selector import Configuration
 
 
@@ -60,9 +60,11 @@ class AccessPoint:
         self._pending_changes[frame.subscription, frame.version] = source
         return [(self._configuration.owner(frame.subscription), frame)]
 
-    def on_change_ok(self, source: str, frame: ChangeOk, now_s: float) -> Outputs:
+    def on_change_ok(self, source: str, frame: ChangeOk | ChangeRefused, now_s: float) -> Outputs:
         connection_point = self._pending_changes.pop((frame.subscription, frame.version))
         return [(connection_point, frame)]
+
+    on_change_refused = on_change_ok
 
     def statistics(self) -> AccessPointStatistics:
         return AccessPointStatistics(

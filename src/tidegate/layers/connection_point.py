@@ -21,6 +21,7 @@ from tidegate.layers.delivery_writer import DeliveryWriter
 from tidegate.layers.frames import (
     Change,
     ChangeOk,
+    ChangeRefused,
     Deliver,
     DeliverAck,
     DeliveriesWait,
@@ -31,6 +32,7 @@ from tidegate.layers.frames import (
     SubmitAck,
     SubscriptionEnded,
     SubscriptionReady,
+    SubscriptionRefused,
 )
 from tidegate.layers.outbox import Outbox, Policy, Ticket
 from tidegate.layers.publishers import NOBODY, HighWaterMarks, Publishers
@@ -300,6 +302,16 @@ class ConnectionPoint:
         if subscription.session not in self._sessions:
             return []
         return [(subscription.session, SubscriptionEnded(subscription.client_id))]
+
+    def on_change_refused(self, source: str, frame: ChangeRefused, now_s: float) -> Outputs:
+        subscription = self._subscriptions[frame.subscription]
+        if frame.version != subscription.version:  # its end is under way, and frees it
+            return []
+        del self._subscriptions[subscription.id]
+        del self._sessions[subscription.session].subscriptions[subscription.client_id]
+        self._table.hide(subscription.id)
+        self._table.free(subscription.id)
+        return [(subscription.session, SubscriptionRefused(subscription.client_id, frame.error))]
 
     def on_tick(self, now_s: float) -> Outputs:
         """Ends the sessions that have blocked their publishers for too long."""

@@ -3,7 +3,7 @@
     Connection Point ─Submit─► Access Point ─Publish─► Matcher ─Partial─► Exit Point ─Deliver─► Connection Point
                                     └────────────Body────────────────────────▲
     and back:   DeliverAck (Connection Point → Exit Point), Ack (→ Access Point), SubmitAck (→ Connection Point)
-    Change / ChangeOk: a subscription begins or ends, and every slice that must know does.
+    Change / ChangeOk, ChangeRefused: a subscription begins or ends, and every slice that must know does.
 
 `sequence` counts the batches of one Access Point to one Exit Point in one stream, without gaps. It is not the
 publisher's own sequence, which numbers notifications and stands in the batch.
@@ -122,6 +122,15 @@ class ChangeOk(msgspec.Struct, gc=False):
     version: int
 
 
+class ChangeRefused(msgspec.Struct, gc=False):
+    """A Matcher cannot take a subscription; nothing holds it."""
+
+    handler: ClassVar[str] = "on_change_refused"
+    subscription: int
+    version: int
+    error: TidegateError
+
+
 class PublishAcknowledged(msgspec.Struct, gc=False):
     """To a session: its publisher is acknowledged up to here."""
 
@@ -135,6 +144,14 @@ class SubscriptionReady(msgspec.Struct, gc=False):
 
     handler: ClassVar[str] = "on_subscription_ready"
     client_id: int
+
+
+class SubscriptionRefused(msgspec.Struct, gc=False):
+    """To a session: the subscription does not exist, for this reason."""
+
+    handler: ClassVar[str] = "on_subscription_refused"
+    client_id: int
+    error: TidegateError
 
 
 class SubscriptionEnded(msgspec.Struct, gc=False):
@@ -166,8 +183,10 @@ LayerFrame: TypeAlias = (
     | Ack
     | Change
     | ChangeOk
+    | ChangeRefused
     | PublishAcknowledged
     | SubscriptionReady
+    | SubscriptionRefused
     | SubscriptionEnded
     | DeliveriesWait
     | SessionEnded

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.layers.frames import Change, ChangeOk, Outputs, Partial, Publish
+from tidegate.errors import Overloaded
+from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.selector import Configuration
 
@@ -37,8 +38,11 @@ class Matcher:
         known = self._versions.get(subscription, 0)
         if frame.version > known:
             if frame.filter is not None:
+                try:
+                    self._index.add(subscription, frame.filter)
+                except Overloaded as error:
+                    return [(source, ChangeRefused(subscription, frame.version, error))]
                 self._versions[subscription] = frame.version
-                self._index.add(subscription, frame.filter)
             elif known:
                 del self._versions[subscription]
                 self._index.remove(subscription)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from tidegate.filters import Filter
 from tidegate.frames import Kind, encode_frame
 from tidegate.layers.batch import BatchReader
 from tidegate.layers.delivery_writer import DeliveryWriter
+from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.subscription_table import SubscriptionTable
 
 
@@ -18,6 +20,13 @@ def warm_up() -> None:
     table = SubscriptionTable(connection_point=1)
     ids = np.array([table.add(outbox=0, client_id=1)], np.int64)
     list(DeliveryWriter(table).frames(batch, np.array([0, 1], np.int64), ids, 1))
+    index = SubscriptionIndex()
+    # Enough distinct filters that the index grows every one of its arrays and tables.
+    for number in range(600):
+        index.add(number, Filter.parse(f"a{number}=={number},'text {number}'"))
+    index.match_batch(batch)
+    for number in range(600):
+        index.remove(number)
 
 
 if __name__ == "__main__":

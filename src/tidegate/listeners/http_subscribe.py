@@ -22,7 +22,13 @@ from tidegate.errors import TidegateError, Unavailable
 from tidegate.filters import Filter
 from tidegate.frames import HEADER, HEADER_BYTES, Gap, Kind, decode_body, decode_deliver
 from tidegate.layers.embedded_host import EmbeddedHost
-from tidegate.layers.frames import DeliveriesWait, LayerFrame, SessionEnded, SubscriptionReady
+from tidegate.layers.frames import (
+    DeliveriesWait,
+    LayerFrame,
+    SessionEnded,
+    SubscriptionReady,
+    SubscriptionRefused,
+)
 from tidegate.layers.outbox import Policy
 from tidegate.listeners.json_response import error_response
 
@@ -46,7 +52,7 @@ class PushSession:
     def on_frame(self, frame: LayerFrame) -> None:
         if isinstance(frame, SubscriptionReady):
             self._is_ready = True
-        elif isinstance(frame, SessionEnded):
+        elif isinstance(frame, (SessionEnded, SubscriptionRefused)):
             self._error = frame.error
         elif not isinstance(frame, DeliveriesWait):
             return
@@ -58,6 +64,8 @@ class PushSession:
         policy = Policy.parse(query.get("policy", Policy.DROP_OLDEST))
         self._host.carry(self._point.subscribe(self._session, CLIENT_ID, parsed, policy))
         while not self._is_ready:
+            if self._error is not None:
+                raise self._error
             await self._wait()
 
     async def events(self) -> AsyncIterator[list[bytes]]:

@@ -40,6 +40,7 @@ from tidegate.layers.frames import (
     SessionEnded,
     SubscriptionEnded,
     SubscriptionReady,
+    SubscriptionRefused,
 )
 from tidegate.layers.outbox import Policy
 from tidegate.layers.publishers import NOBODY
@@ -188,6 +189,8 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._resume_reading()
             case SubscriptionReady():
                 self._send(Kind.SUBSCRIBED, sequence=frame.client_id)
+            case SubscriptionRefused():
+                self._refuse_subscription(frame.client_id, frame.error)
             case SubscriptionEnded():
                 self._send(Kind.UNSUBSCRIBED, sequence=frame.client_id)
             case SessionEnded():
@@ -344,9 +347,11 @@ class NativeConnection(asyncio.BufferedProtocol):
             parsed = Filter.parse(subscribe.filter)
             self._host.carry(self._point.subscribe(self._session, subscribe.id, parsed, policy))
         except TidegateError as error:
-            # A bad subscription ends itself, not the connection with its other subscriptions.
-            body = ErrorBody(error.code, error.message, error.remedy, error.column, subscribe.id)
-            self._send(Kind.ERROR, body)
+            self._refuse_subscription(subscribe.id, error)
+
+    def _refuse_subscription(self, client_id: int, error: TidegateError) -> None:
+        """A bad subscription ends itself, not the connection with its other subscriptions."""
+        self._send(Kind.ERROR, ErrorBody(error.code, error.message, error.remedy, error.column, client_id))
 
     # Writing.
 
