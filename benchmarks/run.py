@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import platform
 import signal
@@ -14,16 +15,11 @@ from typing import Final
 # As a script, Python finds the modules beside this file, not the package that they are.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import http_ingest, latency, memory, whole_path
 from benchmarks.job import FULL, QUICK, Effort, show_progress
 from benchmarks.processes import Failed
 
-BENCHMARKS: Final[dict[str, Callable[[Effort], str]]] = {
-    "whole_path": whole_path.run,
-    "latency": latency.run,
-    "http_ingest": http_ingest.run,
-    "memory": memory.run,
-}
+# Modules of this package with a function `run`. Imported when they run: not all need the peers' clients.
+BENCHMARKS: Final = ("whole_path", "latency", "http_ingest", "memory")
 
 
 def main() -> int:
@@ -35,10 +31,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     print(_describe_machine(), flush=True)
     failures = 0
-    for name, run in BENCHMARKS.items():
+    for name in BENCHMARKS:
         if options.only in (None, name):
             show_progress(f"{name} …")
             try:
+                run: Callable[[Effort], str] = importlib.import_module(f"benchmarks.{name}").run
                 print(run(QUICK if options.quick else FULL), flush=True)
             except (Failed, FileNotFoundError) as error:
                 print(f"{name} could not be measured: {error}", file=sys.stderr)
