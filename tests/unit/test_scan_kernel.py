@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
@@ -133,12 +130,3 @@ def agrees_with_msgspec(body: bytes) -> None:
     assert list(batch.notifications()) == decoded
     for each in decoded:
         check(each)
-
-
-@pytest.mark.parametrize("switch", ["NUMBA_BOUNDSCHECK", "NUMBA_DISABLE_JIT"])
-def test_the_same_holds_with_bounds_checked_and_without_the_compiler(switch: str, tmp_path: object) -> None:
-    if os.environ.get("NUMBA_BOUNDSCHECK") or os.environ.get("NUMBA_DISABLE_JIT"):
-        return
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "not compiler"]
-    environment = os.environ | {switch: "1", "NUMBA_CACHE_DIR": str(tmp_path)}
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
