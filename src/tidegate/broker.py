@@ -168,7 +168,7 @@ def prepare_kernels() -> None:
     """Loads the compiled kernels; compiles them on the first start, and says so when it takes long."""
     notice = threading.Timer(
         COMPILING_SHOWS_AFTER_S,
-        lambda: print("compiling the kernels, once on this machine: about a minute", file=sys.stderr, flush=True),
+        lambda: print("compiling the kernels, once on this machine: about 90 s", file=sys.stderr, flush=True),
     )
     notice.start()
     try:

@@ -37,13 +37,12 @@ FILTER_COLUMNS: Final = 4
 
 # columns of `attributes`
 REFERENCES: Final = 0
-KINDS: Final = 1  # bits: which kinds of routes the root has on it
-LEVELS: Final = 2  # bits: which levels of cells
-PREFIXES: Final = 3  # bits: which lengths of prefixes
-SUFFIXES: Final = 4
-SUBSCRIBED: Final = 5  # filters with a constraint on it, for the estimate of selectivity
-PATTERNS: Final = 6  # filters with a pattern on it: only then are the digits of numbers written down
-ATTRIBUTE_COLUMNS: Final = 7
+KINDS: Final = 1  # bits: which kinds of routes, and which levels of cells, the root has on it
+PREFIXES: Final = 2  # bits: which lengths of prefixes
+SUFFIXES: Final = 3
+SUBSCRIBED: Final = 4  # filters with a constraint on it, for the estimate of selectivity
+PATTERNS: Final = 5  # filters with a pattern on it: only then are the digits of numbers written down
+ATTRIBUTE_COLUMNS: Final = 6
 
 BUCKET_WORDS: Final = 16  # 1024 buckets for one-sided bounds
 
