@@ -160,8 +160,8 @@ class Worker:
     def go(self) -> None:
         self._connection.send("go")
 
-    def result(self) -> Any:
-        return self._receive("result", 2 * RUN_S)
+    def result(self, timeout_s: float = 2 * RUN_S) -> Any:
+        return self._receive("result", timeout_s)
 
     def kill(self) -> None:
         """For a worker whose orderly end would only take time."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import os
-import platform
 import signal
 import sys
 from collections.abc import Callable
@@ -16,10 +14,11 @@ from typing import Final
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.job import FULL, QUICK, Effort, show_progress
+from benchmarks.machine import describe_machine
 from benchmarks.processes import Failed
 
 # Modules of this package with a function `run`. Imported when they run: not all need the peers' clients.
-BENCHMARKS: Final = ("whole_path", "latency", "http_ingest", "memory")
+BENCHMARKS: Final = ("whole_path", "latency", "http_ingest", "memory", "matcher")
 
 
 def main() -> int:
@@ -29,7 +28,8 @@ def main() -> int:
     options = parser.parse_args()
     # Ends the servers and workers too, where a plain end would leave them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
-    print(_describe_machine(), flush=True)
+    loop = "uvloop" if _has_uvloop() else "asyncio"
+    print(f"{describe_machine()}, Tidegate's broker on {loop}\n", flush=True)
     failures = 0
     for name in BENCHMARKS:
         if options.only in (None, name):
@@ -41,17 +41,6 @@ def main() -> int:
                 print(f"{name} could not be measured: {error}", file=sys.stderr)
                 failures += 1
     return 1 if failures else 0
-
-
-def _describe_machine() -> str:
-    loop = "uvloop" if _has_uvloop() else "asyncio"
-    model = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
-    load = os.getloadavg()[0]
-    state = "busy" if load > 0.5 else "quiet"
-    return (
-        f"{model.split(':')[-1].strip()}, {os.cpu_count()} cores, load {load:.1f} before the start ({state}); "
-        f"Python {platform.python_version()}, Tidegate's broker on {loop}\n"
-    )
 
 
 def _has_uvloop() -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from strategies import Notification, filters, notifications
 
 from tidegate.filters import Filter
+from tidegate.frames import Kind, encode_frame
 from tidegate.layers.batch import BatchReader
 from tidegate.layers.index import SubscriptionIndex
 
@@ -47,6 +49,14 @@ class IndexHistory(RuleBasedStateMachine):
             del self.filters[number]
             self.index.remove(number)
 
+    @rule()
+    def plan_anew(self) -> None:
+        self.index.plan()
+
+    @rule(most=st.integers(0, 3))
+    def maintain(self, most: int) -> None:
+        self.index.maintain(most)
+
     @rule(many=st.lists(notifications(), min_size=1, max_size=3))
     def look(self, many: list[Notification]) -> None:
         self.last = many
@@ -70,6 +80,19 @@ class IndexHistory(RuleBasedStateMachine):
 TestIndexHistory = IndexHistory.TestCase
 
 
+@given(st.data())
+def test_it_can_tell_the_filter_of_a_subscription_and_explain(data: st.DataObject) -> None:
+    notification = data.draw(notifications())
+    asked = data.draw(filters(about=notification))
+    index = SubscriptionIndex()
+    index.add(7, asked)
+    others = [notification, *data.draw(st.lists(notifications(), max_size=3))]
+    assert [index.filter_of(7).matches(one) for one in others] == [asked.matches(one) for one in others]
+    assert index.explain(notification, 7).matches == asked.matches(notification)
+    with pytest.raises(KeyError):
+        index.explain(notification, 8)
+
+
 @given(st.lists(notifications(), min_size=1, max_size=5), st.data())
 def test_a_batch_of_bytes_matches_as_its_mappings_do(many: list[Notification], data: st.DataObject) -> None:
     index = SubscriptionIndex()
@@ -79,3 +102,7 @@ def test_a_batch_of_bytes_matches_as_its_mappings_do(many: list[Notification], d
     offsets, ids = index.match_batch(batch)
     found = [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
     assert found == index.match(many)
+    frames = b"".join(encode_frame(Kind.PUBLISH, part, 1) for part in (many, many[:1], many))
+    offsets, ids = index.match_frames(frames)
+    found = [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
+    assert found == index.match([*many, many[0], *many])

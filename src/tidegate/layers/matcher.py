@@ -7,11 +7,14 @@ Exit Point waits for all Matchers by name. A change of a subscription takes effe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from tidegate.errors import Overloaded
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.selector import Configuration
+
+LOOK_EVERY: Final = 4096  # notifications, after whether the index should be planned anew
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Matcher:
         self._versions: dict[int, int] = {}
         self._notifications = 0
         self._matches = 0
+        self._next_look = LOOK_EVERY
 
     def on_change(self, source: str, frame: Change, now_s: float) -> Outputs:
         subscription = frame.subscription
@@ -53,6 +57,8 @@ class Matcher:
         offsets, ids = self._index.match_batch(batch)
         self._notifications += len(batch)
         self._matches += len(ids)
+        if self._notifications >= self._next_look and not self._index.maintain():
+            self._next_look = self._notifications + LOOK_EVERY
         partial = Partial(frame.access_point, frame.stream, frame.epoch, frame.sequence, self.name, offsets, ids)
         return [(self._configuration.exit_point(batch.publisher), partial)]
 

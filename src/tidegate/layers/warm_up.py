@@ -7,7 +7,7 @@ import numpy as np
 
 from tidegate.filters import Filter
 from tidegate.frames import Kind, encode_frame
-from tidegate.layers.batch import BatchReader
+from tidegate.layers.batch import Batch, BatchReader
 from tidegate.layers.delivery_writer import DeliveryWriter
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.subscription_table import SubscriptionTable
@@ -20,11 +20,20 @@ def warm_up() -> None:
     table = SubscriptionTable(connection_point=1)
     ids = np.array([table.add(outbox=0, client_id=1)], np.int64)
     list(DeliveryWriter(table).frames(batch, np.array([0, 1], np.int64), ids, 1))
+    _warm_up_index(batch, encode_frame(Kind.PUBLISH, [{"a": 1}], 1))
+
+
+def _warm_up_index(batch: Batch, frame: bytes) -> None:
+    """Enough distinct filters that the index grows every one of its arrays and tables, and a plan that is under way."""
     index = SubscriptionIndex()
-    # Enough distinct filters that the index grows every one of its arrays and tables.
     for number in range(600):
-        index.add(number, Filter.parse(f"a{number}=={number},'text {number}'"))
+        index.add(number, Filter.parse(f"a{number}=={number}..{number + 1};b=={number},'text {number}'"))
+    index.plan()
+    index.maintain(300)
     index.match_batch(batch)
+    index.match_frames(frame)
+    index.filter_of(1)
+    index.maintain(300)
     for number in range(600):
         index.remove(number)
 

@@ -1,9 +1,9 @@
 """Matching: a notification's bytes in, the ids of the subscriptions that it satisfies out; no Python object between.
 
-Three steps for each notification. *Read*: its attributes, as far as any filter names them, go into arrays by attribute.
-*Collect*: every value, cell, bucket and pattern of theirs leads to nodes of the tree; split nodes lead on. *Scan*: each
-entry of these nodes has a guard, one word that rules out most of what does not match; what passes is verified by
-running its program. The context belongs to one thread; the tables are only read, but for counts of what was seen.
+Four steps for each notification. *Read*: its attributes, as far as any filter names them, go into a row each.
+*Collect*: their values, cells and patterns lead to nodes of the tree, and split nodes lead on. *Scan*: each entry of
+these nodes has a guard, one word that rules out most of what does not match. *Verify*: the programs of what passes are
+run. The context belongs to one thread; the tables are only read, but for counts of what was seen.
 """
 
 from __future__ import annotations
@@ -14,125 +14,121 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.layers.index import tables as t
-from tidegate.layers.index.program_kernel import (
+from tidegate.layers.index.estimate_kernel import BUCKET_SHIFT, SAMPLED
+from tidegate.layers.index.intrinsic_kernel import double_of, lowest_bit, prefetch, word_of
+from tidegate.layers.index.memory_kernel import (
+    ALL,
+    Bytes,
+    U,
+    first_bytes,
+    inlined,
+    kernel,
+    mix,
+    short_word,
+)
+from tidegate.layers.index.record_kernel import (
+    FALSE_TOKEN,
+    HEAD_WORDS,
     K_ABSENT,
     K_BOOLEAN,
     K_EXISTS,
     K_INTERVAL,
-    K_NUMBER,
     K_ONE_OF,
     K_PREFIX,
-    K_STRING,
     K_SUFFIX,
     K_TEXT_RANGE,
-    Cast,
+    OWNER,
+    SHARED,
+    array_at,
     attribute_in,
+    has_constraints,
+    is_boolean,
     is_last,
+    is_text,
     kind_in,
-    make_cast,
     payload_in,
     read_number,
+    text_bounds,
     words_in,
 )
-from tidegate.layers.index.storage_kernel import (
-    byte_at,
-    find_string,
-    hash_start,
-    hash_step,
-    inlined,
-    kernel,
-)
 from tidegate.layers.index.tree_kernel import (
-    BUCKET_SHIFT,
-    GRAM_BYTES,
-    LEVEL_BITS,
-    R_ABOVE,
-    R_ANY,
-    R_BELOW,
+    GRAM_BITS,
+    GRAM_MAX,
+    GUARDED_ATTRIBUTES,
+    LETTERS_MAX,
     R_BOOLEAN,
     R_CELL,
     R_GRAM,
     R_NUMBER,
     R_PREFIX,
+    R_SIDE,
     R_STRING,
     R_SUFFIX,
-    find_node,
+    SIDE_SHIFT,
+    SUFFIX_BITS,
+    find_route,
+    pattern_bit,
     quantise,
     route_key,
 )
+from tidegate.layers.index.vocabulary_kernel import find_text, stored_bytes, string_length
+from tidegate.layers.scan_kernel import FRAME_HEADER
 
-U = np.uint64
+ABSENT = U(0x7FF8000000000000)  # a NaN: no number compares with it
+NO_TOKEN = -1
+UNKNOWN_TOKEN = -2
 
-IS_ABSENT = 0
-IS_NUMBER = 1
-IS_STRING = 2
-IS_BOOLEAN = 3
+# columns of `Context.values`, a row an attribute
+NUMBER = 0  # bits of a double, or ABSENT
+TOKEN = 1  # id of a string, or one of the constants above
+TEXT_START = 2  # of a string in the data, -1 for none, or -2 - the place of a whole number's digits in `digits`
+TEXT_STOP = 3
+PLACE = 4  # of the number, quantised to 16 bits
+VALUE_COLUMNS = 8  # a line of the cache
+
+ATTRIBUTES_MAX = 64
 DIGITS = 20
-PATTERN_KINDS = (1 << R_PREFIX) | (1 << R_SUFFIX) | (7 << R_GRAM)
+CANDIDATES = 1024
 
-VISITED = 0
-SCANNED = 1
-VERIFIED = 2
-STAMP = 3
+# places in `Context.counters`
+NOTIFICATIONS = 0
+VISITED = 1
+SCANNED = 2
+VERIFIED = 3
 
 
 class Context(NamedTuple):
-    """What one thread needs to match. Between two notifications `classes` is all absent and `places` all -1 but the
-    first, which lets an entry without a guard pass."""
+    """What one thread needs to match. Between two notifications every row of `values` is absent and every `quantised`
+    -1 but the first, which lets an entry without a guard pass."""
 
-    classes: NDArray[np.int8]
-    numbers: t.F64
-    strings: t.I64
-    text_starts: t.I64
-    text_stops: t.I64
-    has_digits: NDArray[np.int8]
-    places: t.I32
+    values: t.I64
+    quantised: t.I32
     present: t.I64
     digits: NDArray[np.uint8]
     nodes: t.I32
-    stamps: t.I64
-    cast: Cast
+    candidates: t.I64
     counters: t.I64
 
 
-def make_context(tables: t.Tables) -> Context:
-    attributes, nodes = len(tables.attributes), len(tables.nodes)
-    places = np.full(3 * attributes + 1, -1, np.int32)
-    places[0] = 0
+def make_context(vocabulary: t.Vocabulary, tree: t.Tree) -> Context:
+    attributes = max(len(vocabulary.attributes), GUARDED_ATTRIBUTES)
+    values = np.zeros((attributes, VALUE_COLUMNS), np.int64)
+    values[:, :TEXT_STOP] = (int(ABSENT), NO_TOKEN, -1)
+    quantised = np.full(attributes, -1, np.int32)
+    quantised[0] = 0
     return Context(
-        classes=np.zeros(attributes, np.int8),
-        numbers=np.zeros(attributes, np.float64),
-        strings=np.zeros(attributes, np.int64),
-        text_starts=np.zeros(attributes, np.int64),
-        text_stops=np.zeros(attributes, np.int64),
-        has_digits=np.zeros(attributes, np.int8),
-        places=places,
-        present=np.zeros(64, np.int64),
-        digits=np.zeros(64 * DIGITS, np.uint8),
-        nodes=np.zeros(nodes + 1, np.int32),
-        stamps=np.zeros(nodes, np.int64),
-        cast=make_cast(),
+        values=values,
+        quantised=quantised,
+        present=np.zeros(ATTRIBUTES_MAX, np.int64),
+        digits=np.zeros(ATTRIBUTES_MAX * DIGITS, np.uint8),
+        nodes=np.zeros(len(tree.nodes) + 1, np.int32),
+        candidates=np.zeros(CANDIDATES, np.int64),
         counters=np.zeros(4, np.int64),
     )
 
 
 @inlined
-def text_bounds(data, position):
-    """(start, stop) of a string that is known to be well-formed."""
-    tag = data[position]
-    if tag & 0xE0 == 0xA0:
-        return position + 1, position + 1 + np.int64(tag & 0x1F)
-    if tag == 0xD9:
-        return position + 2, position + 2 + np.int64(data[position + 1])
-    length = np.int64(data[position + 1]) << 8 | np.int64(data[position + 2])
-    if tag == 0xDA:
-        return position + 3, position + 3 + length
-    length = length << 16 | np.int64(data[position + 3]) << 8 | np.int64(data[position + 4])
-    return position + 5, position + 5 + length
-
-
-@inlined
-def payload_end(data, position):
+def payload_end(data: Bytes, position: int) -> int:
     """The end of a `bin`, the one value that no filter looks at."""
     width = 1 << np.int64(data[position] - 0xC4)
     length = np.int64(0)
@@ -142,71 +138,111 @@ def payload_end(data, position):
 
 
 @inlined
-def read_map(tables, context, data, position):
-    """Reads one notification, which the door has checked, into the context; how many of its attributes are known."""
+def map_at(data: Bytes, position: int) -> tuple[int, int]:
+    """(attributes, position of the first) of a notification."""
     tag = data[position]
     if tag & 0xF0 == 0x80:
-        count = np.int64(tag & 15)
-        position += 1
-    else:
-        count = np.int64(data[position + 1]) << 8 | np.int64(data[position + 2])
-        position += 3
-        if tag == 0xDF:
-            count = count << 16 | np.int64(data[position]) << 8 | np.int64(data[position + 1])
-            position += 2
-    known = np.int64(0)
-    for _ in range(count):
-        start, stop = text_bounds(data, position)
-        name = find_string(tables.string_slots, tables.string_hashes, tables.strings, tables.bytes, data, start, stop)
-        about = np.int64(tables.attribute_of[name]) if name >= 0 else np.int64(-1)
-        position = read_value(tables, context, data, stop, about, known)
-        if about >= 0:
-            context.present[known] = about
-            tables.attribute_seen[about] += 1
-            known += 1
-    return known
+        return np.int64(tag & 15), position + 1
+    count = np.int64(data[position + 1]) << 8 | np.int64(data[position + 2])
+    if tag == 0xDE:
+        return count, position + 3
+    return count << 16 | np.int64(data[position + 3]) << 8 | np.int64(data[position + 4]), position + 5
 
 
 @inlined
-def read_value(tables, context, data, position, about, known):
-    """Reads one value; keeps it when a filter names its attribute. Returns where it ends."""
-    tag = data[position]
-    if tag & 0xE0 == 0xA0 or (tag >= 0xD9 and tag <= 0xDB):
+def read_map(
+    vocabulary: t.Vocabulary, tree: t.Tree, context: Context, data: Bytes, position: int, is_sampled: bool
+) -> tuple[int, int, int]:
+    """Reads one notification, which the door has checked, into the context, and collects the nodes that the root has
+    for its values: (attributes known, nodes, where it ends)."""
+    count, position = map_at(data, position)
+    known, nodes = np.int64(0), np.int64(1)
+    context.nodes[0] = 0
+    for _ in range(count):
         start, stop = text_bounds(data, position)
-        if about >= 0:
-            string = find_string(
-                tables.string_slots, tables.string_hashes, tables.strings, tables.bytes, data, start, stop
-            )
-            if string >= 0:
-                tables.string_seen[string] += 1
-                context.places[3 * about + 2] = string & 0xFFFF
-            context.classes[about] = IS_STRING
-            context.strings[about] = string
-            context.text_starts[about] = start
-            context.text_stops[about] = stop
-            context.has_digits[about] = 0
+        name = find_text(vocabulary, 0, data, start, stop)
+        about = np.int64(vocabulary.strings[name, t.ATTRIBUTE]) if name >= 0 else np.int64(0)
+        tag = data[stop]
+        if about == 0 or (tag >= 0xC4 and tag <= 0xC6):
+            position = skip_value(data, stop)
+            continue
+        context.present[known] = about
+        if is_sampled:
+            vocabulary.attribute_seen[about] += 1
+        nodes = visit(tree, context, np.int64(tree.roots[about, t.ANY]), nodes)
+        if is_text(tag):
+            position = read_text(vocabulary, context, data, stop, about, is_sampled)
+            nodes = collect_text(tree, context, data, about, nodes)
+        elif is_boolean(tag):
+            value = np.int64(tag) - 0xC2
+            context.values[about, TOKEN] = FALSE_TOKEN + value
+            context.quantised[about] = (FALSE_TOKEN + value) & 2047
+            nodes = visit(tree, context, np.int64(tree.roots[about, t.FALSE + value]), nodes)
+            position = stop + 1
+        else:
+            position = read_numeral(vocabulary, tree, context, data, stop, about, known, is_sampled)
+            nodes = collect_number(tree, context, about, nodes)
+        known += 1
+    return known, nodes, position
+
+
+@inlined
+def skip_value(data: Bytes, position: int) -> int:
+    tag = data[position]
+    if is_text(tag):
+        _start, stop = text_bounds(data, position)
         return stop
-    if tag == 0xC2 or tag == 0xC3:
-        if about >= 0:
-            context.classes[about] = IS_BOOLEAN
-            context.strings[about] = np.int64(tag) - 0xC2
-            context.places[3 * about + 3] = np.int64(tag) - 0xC2
+    if tag < 0x80 or tag >= 0xE0 or tag == 0xC2 or tag == 0xC3:
         return position + 1
     if tag >= 0xC4 and tag <= 0xC6:
         return payload_end(data, position)
-    number, position = read_number(data, position, context.cast)
-    if about >= 0:
-        context.classes[about] = IS_NUMBER
-        context.numbers[about] = number + 0.0
-        context.places[3 * about + 1] = quantise(number, context.cast)
-        context.text_starts[about] = -1
-        if tables.attributes[about, t.PATTERNS]:
-            write_digits(context, about, known, number)
-    return position
+    if tag == 0xCA:
+        return position + 5
+    if tag == 0xCB:
+        return position + 9
+    return position + 1 + (1 << np.int64((tag - 0xCC) & 3))
 
 
 @inlined
-def write_digits(context, about, known, number):
+def read_text(
+    vocabulary: t.Vocabulary, context: Context, data: Bytes, position: int, about: int, is_sampled: bool
+) -> int:
+    start, stop = text_bounds(data, position)
+    token = find_text(vocabulary, about, data, start, stop)
+    if token >= 0 and is_sampled:
+        vocabulary.string_seen[token] += 1
+    context.quantised[about] = max(token, 0) & 2047
+    context.values[about, TOKEN] = token if token >= 0 else UNKNOWN_TOKEN
+    context.values[about, TEXT_START] = start
+    context.values[about, TEXT_STOP] = stop
+    return stop
+
+
+@inlined
+def read_numeral(
+    vocabulary: t.Vocabulary,
+    tree: t.Tree,
+    context: Context,
+    data: Bytes,
+    position: int,
+    about: int,
+    known: int,
+    is_sampled: bool,
+) -> int:
+    number, position = read_number(data, position)
+    place = quantise(tree.domains, about, number)
+    context.quantised[about] = place >> 5
+    context.values[about, NUMBER] = np.int64(word_of(number + 0.0))
+    context.values[about, PLACE] = place
+    if is_sampled:
+        tree.histogram[about, place >> BUCKET_SHIFT] += 1
+    if vocabulary.attributes[about, t.PATTERNS] > 0:
+        write_digits(context, about, known, number)
+    return position
+
+
+@kernel
+def write_digits(context: Context, about: int, known: int, number: float) -> None:
     """The decimal digits of a whole number, which patterns look at."""
     if not (abs(number) <= 9007199254740992.0 and np.floor(number) == number):
         return
@@ -222,188 +258,170 @@ def write_digits(context, about, known, number):
     if number < 0.0:
         start -= 1
         context.digits[start] = 45
-    context.text_starts[about] = start
-    context.text_stops[about] = stop
-    context.has_digits[about] = 1
+    context.values[about, TEXT_START] = -2 - start
+    context.values[about, TEXT_STOP] = stop
 
 
 @inlined
-def clear(context, known):
+def clear(context: Context, known: int) -> None:
     for k in range(known):
         about = context.present[k]
-        context.classes[about] = IS_ABSENT
-        context.places[3 * about + 1] = -1
-        context.places[3 * about + 2] = -1
-        context.places[3 * about + 3] = -1
+        context.values[about, NUMBER] = np.int64(ABSENT)
+        context.values[about, TOKEN] = NO_TOKEN
+        context.values[about, TEXT_START] = -1
+        context.quantised[about] = -1
 
 
 @inlined
-def visit(tables, context, key, count):
-    node = find_node(tables.route_keys, tables.route_nodes, key)
-    if node < 0:
-        return count
+def visit(tree: t.Tree, context: Context, node: int, count: int) -> int:
+    """One more node to look into, unless it is 0."""
     context.nodes[count] = node
-    return count + 1
+    prefetch(tree.nodes, node)
+    return count + (node != 0)
 
 
 @inlined
-def collect(tables, context, data, known):
-    """The nodes that a notification leads to: the root, the routes of each attribute, and their children."""
-    context.nodes[0] = 0
-    count = np.int64(1)
-    present = U(0)
-    for k in range(known):
-        about = context.present[k]
-        present |= U(1) << U(about & 15)
-        kinds = tables.attributes[about, t.KINDS]
-        if kinds & (1 << R_ANY):
-            count = visit(tables, context, route_key(0, R_ANY, about, 0), count)
-        group = context.classes[about]
-        if group == IS_NUMBER:
-            count = collect_number(tables, context, 0, about, kinds, count)
-            count = collect_bounds(tables, context, about, kinds, count)
-        elif group == IS_STRING:
-            if kinds & (1 << R_STRING) and context.strings[about] >= 0:
-                count = visit(tables, context, route_key(0, R_STRING, about, context.strings[about]), count)
-        elif kinds & (1 << R_BOOLEAN):
-            count = visit(tables, context, route_key(0, R_BOOLEAN, about, context.strings[about]), count)
-        if kinds & PATTERN_KINDS and group != IS_BOOLEAN and context.text_starts[about] >= 0:
-            if context.has_digits[about]:
-                count = collect_patterns(tables, context, context.digits, about, kinds, count)
-            else:
-                count = collect_patterns(tables, context, data, about, kinds, count)
-    place = np.int64(1)
-    while place < count:
-        node = np.int64(context.nodes[place])
-        place += 1
-        if tables.nodes[node, t.SPLIT]:
-            count = collect_children(tables, context, node, count)
-    return count, present
-
-
-@inlined
-def collect_number(tables, context, node, about, kinds, count):
+def collect_number(tree: t.Tree, context: Context, about: int, count: int) -> int:
+    kinds = np.int64(tree.roots[about, t.ROUTE_KINDS])
     if kinds & (1 << R_NUMBER):
-        context.cast.doubles[0] = context.numbers[about]
-        word = context.cast.words[0]
-        count = visit(tables, context, route_key(node, R_NUMBER, about, word), count)
-    levels = kinds >> R_CELL
-    value = np.int64(context.places[3 * about + 1])
-    level = 0
-    while levels:
-        if levels & 1:
-            key = route_key(node, R_CELL + level, about, value >> (LEVEL_BITS * level))
-            count = visit(tables, context, key, count)
-        levels >>= 1
-        level += 1
+        key = route_key(0, R_NUMBER, about, U(context.values[about, NUMBER]))
+        count = visit(tree, context, find_route(tree.routes, key), count)
+    if kinds >> R_CELL:
+        row = np.int64(tree.roots[about, t.CELLS]) - 1
+        place = context.values[about, PLACE]
+        for level in range(t.LEVELS):
+            cell = t.LEVEL_BASES[level] + (place >> (16 - 2 * level))
+            count = visit(tree, context, np.int64(tree.cells[row, cell]), count)
+        if kinds >> R_SIDE:
+            count = collect_sides(tree, context, row, place >> SIDE_SHIFT, count)
+    if kinds & ((1 << R_PREFIX) | (1 << R_SUFFIX) | (1 << R_GRAM)) and context.values[about, TEXT_START] <= -2:
+        start = -2 - context.values[about, TEXT_START]
+        count = collect_digits(tree, context, start, context.values[about, TEXT_STOP], about, count)
     return count
 
 
 @inlined
-def collect_bounds(tables, context, about, kinds, count):
-    """The buckets of one-sided bounds: `a>b` for all b up to the value, `a<b` for all from it on."""
-    bucket = np.int64(context.places[3 * about + 1]) >> BUCKET_SHIFT
-    if kinds & (1 << R_ABOVE):
-        for word in range((bucket >> 6) + 1):
-            bits = tables.buckets[about, 0, word]
-            if bits == U(0):
-                continue
-            if word == bucket >> 6 and bucket & 63 != 63:
-                bits &= (U(1) << U((bucket & 63) + 1)) - U(1)
-            count = collect_buckets(tables, context, R_ABOVE, about, word, bits, count)
-    if kinds & (1 << R_BELOW):
-        for word in range(bucket >> 6, t.BUCKET_WORDS):
-            bits = tables.buckets[about, 1, word]
-            if bits == U(0):
-                continue
-            if word == bucket >> 6:
-                bits &= ~((U(1) << U(bucket & 63)) - U(1))
-            count = collect_buckets(tables, context, R_BELOW, about, word, bits, count)
-    return count
-
-
-@inlined
-def collect_buckets(tables, context, kind, about, word, bits, count):
-    bit = 0
+def collect_sides(tree: t.Tree, context: Context, row: int, bucket: int, count: int) -> int:
+    """The one-sided intervals: those that go up from a bucket at or below the number's, down from one at or above."""
+    bits = tree.sides[row, 0] & (ALL >> U(63 - bucket))
     while bits != U(0):
-        if bits & U(1):
-            count = visit(tables, context, route_key(0, kind, about, 64 * word + bit), count)
-        bits >>= U(1)
-        bit += 1
-    return count
-
-
-@inlined
-def collect_patterns(tables, context, text, about, kinds, count):
-    start, stop = context.text_starts[about], context.text_stops[about]
-    length = stop - start
-    if kinds & (1 << R_PREFIX):
-        wanted = tables.attributes[about, t.PREFIXES] >> 1
-        value = hash_start()
-        k = start
-        while wanted and k < stop:
-            value = hash_step(value, text[k])
-            k += 1
-            if wanted & 1:
-                count = visit(tables, context, route_key(0, R_PREFIX, about, value), count)
-            wanted >>= 1
-    if kinds & (1 << R_SUFFIX):
-        wanted = tables.attributes[about, t.SUFFIXES] >> 1
-        value = hash_start()
-        k = stop - 1
-        while wanted and k >= start:
-            value = hash_step(value, text[k])
-            k -= 1
-            if wanted & 1:
-                count = visit(tables, context, route_key(0, R_SUFFIX, about, value), count)
-            wanted >>= 1
-    grams = (kinds >> R_GRAM) & 7
-    if grams:
-        context.counters[STAMP] += 1
-        for k in range(length):
-            count = collect_grams(tables, context, text, start + k, stop, about, grams, count)
-    return count
-
-
-@inlined
-def collect_grams(tables, context, text, at, stop, about, grams, count):
-    """A text has the same letters in several places, so a node is taken once a text."""
-    value = hash_start()
-    for size in range(min(GRAM_BYTES, stop - at)):
-        value = hash_step(value, text[at + size])
-        if (grams >> size) & 1:
-            node = find_node(tables.route_keys, tables.route_nodes, route_key(0, R_GRAM + size, about, value))
-            if node >= 0 and context.stamps[node] != context.counters[STAMP]:
-                context.stamps[node] = context.counters[STAMP]
-                context.nodes[count] = node
-                count += 1
-    return count
-
-
-@inlined
-def collect_children(tables, context, node, count):
-    place = np.int64(tables.nodes[node, t.DIMENSIONS])
-    while place >= 0:
-        about = np.int64(tables.dimensions[place, 0])
-        kinds = np.int64(tables.dimensions[place, 1])
-        group = context.classes[about]
-        if group == IS_NUMBER:
-            count = collect_number(tables, context, node, about, kinds, count)
-        elif group == IS_STRING:
-            if kinds & (1 << R_STRING) and context.strings[about] >= 0:
-                count = visit(tables, context, route_key(node, R_STRING, about, context.strings[about]), count)
-        elif group == IS_BOOLEAN and kinds & (1 << R_BOOLEAN):
-            count = visit(tables, context, route_key(node, R_BOOLEAN, about, context.strings[about]), count)
-        place = np.int64(tables.dimensions[place, 2])
+        count = visit(tree, context, np.int64(tree.cells[row, t.SIDES_BASE + lowest_bit(bits)]), count)
+        bits &= bits - U(1)
+    bits = tree.sides[row, 1] & (ALL << U(bucket))
+    while bits != U(0):
+        count = visit(tree, context, np.int64(tree.cells[row, t.SIDES_BASE + 64 + lowest_bit(bits)]), count)
+        bits &= bits - U(1)
     return count
 
 
 @kernel
-def compare_text(tables, string, text, start, stop):
+def collect_digits(tree: t.Tree, context: Context, start: int, stop: int, about: int, count: int) -> int:
+    """The patterns of a number: too rare to be compiled into the caller."""
+    return collect_patterns(tree, context, context.digits, start, stop, about, count)
+
+
+@inlined
+def collect_text(tree: t.Tree, context: Context, data: Bytes, about: int, count: int) -> int:
+    token = context.values[about, TOKEN]
+    if token >= 0:
+        count = visit(tree, context, np.int64(tree.token_nodes[token]), count)
+    if tree.roots[about, t.PATTERN_SIZES]:
+        start, stop = context.values[about, TEXT_START], context.values[about, TEXT_STOP]
+        count = collect_patterns(tree, context, data, start, stop, about, count)
+    return count
+
+
+@inlined
+def collect_patterns(tree: t.Tree, context: Context, text: Bytes, start: int, stop: int, about: int, count: int) -> int:
+    """The nodes of prefixes, suffixes and parts. A text may have the same part twice: its node is taken once."""
+    sizes = np.int64(tree.roots[about, t.PATTERN_SIZES])
+    length = min(stop - start, LETTERS_MAX)
+    if sizes & 0xFF:
+        word = short_word(text, start, length)
+        for size in range(1, length + 1):
+            if (sizes >> (size - 1)) & 1:
+                count = visit_pattern(tree, context, R_PREFIX, size, about, first_bytes(word, size), count, count)
+    if (sizes >> SUFFIX_BITS) & 0xFF:
+        word = short_word(text, stop - length, length)
+        for size in range(1, length + 1):
+            if (sizes >> (SUFFIX_BITS + size - 1)) & 1:
+                letters = word >> U(8 * (length - size))
+                count = visit_pattern(tree, context, R_SUFFIX, size, about, letters, count, count)
+    first = count
+    for size in range(1, GRAM_MAX + 1):
+        if (sizes >> (GRAM_BITS + size - 1)) & 1:
+            for at in range(start, stop - size + 1):
+                count = visit_pattern(tree, context, R_GRAM, size, about, short_word(text, at, size), count, first)
+    return count
+
+
+@inlined
+def visit_pattern(
+    tree: t.Tree, context: Context, kind: int, size: int, about: int, letters: int, count: int, first: int
+) -> int:
+    """Looks a pattern up, unless a bit says that it is not there; skips a node that was taken since `first`."""
+    bit = pattern_bit(about, kind, size, letters)
+    if (tree.pattern_bits[bit >> 6] >> U(bit & 63)) & U(1) == U(0):
+        return count
+    node = find_route(tree.routes, route_key(size, kind, about, letters))
+    for k in range(first, count):
+        if context.nodes[k] == node:
+            return count
+    return visit(tree, context, node, count)
+
+
+@inlined
+def collect_below(tree: t.Tree, context: Context, count: int) -> int:
+    """The groups, and nodes by value, that the split ones among the nodes lead on to."""
+    k = np.int64(1)
+    while k < count:
+        node = np.int64(context.nodes[k])
+        k += 1
+        prefetch(tree.entries, np.int64(tree.nodes[node, t.START]))
+        place = np.int64(tree.nodes[node, t.DIMENSIONS])
+        while place >= 0:
+            about = np.int64(tree.dimensions[place, t.ABOUT])
+            if context.quantised[about] >= 0:
+                group, kinds = np.int64(tree.dimensions[place, t.GROUP]), np.int64(tree.dimensions[place, t.KINDS])
+                count = visit(tree, context, group, count)
+                if kinds:
+                    count = collect_values(tree, context, group, about, kinds, count)
+            place = np.int64(tree.dimensions[place, t.FOLLOWING])
+    return count
+
+
+@inlined
+def collect_values(tree: t.Tree, context: Context, group: int, about: int, kinds: int, count: int) -> int:
+    token = context.values[about, TOKEN]
+    if token == NO_TOKEN:
+        if kinds & (1 << R_NUMBER):
+            key = route_key(group, R_NUMBER, about, U(context.values[about, NUMBER]))
+            count = visit(tree, context, find_route(tree.routes, key), count)
+        levels = kinds >> R_CELL
+        shift = 16
+        level = 0
+        while levels:
+            if levels & 1:
+                key = route_key(group, R_CELL + level, about, context.values[about, PLACE] >> shift)
+                count = visit(tree, context, find_route(tree.routes, key), count)
+            levels >>= 1
+            level += 1
+            shift -= 2
+    elif token >= 0:
+        if kinds & (1 << R_STRING):
+            count = visit(tree, context, find_route(tree.routes, route_key(group, R_STRING, about, token)), count)
+    elif token != UNKNOWN_TOKEN and kinds & (1 << R_BOOLEAN):
+        key = route_key(group, R_BOOLEAN, about, token - FALSE_TOKEN)
+        count = visit(tree, context, find_route(tree.routes, key), count)
+    return count
+
+
+@kernel
+def compare_text(vocabulary: t.Vocabulary, string: int, text: Bytes, start: int, stop: int) -> int:
     """-1, 0 or 1: how a text of the notification stands to an interned string, by code point."""
-    offset, length = np.int64(tables.strings[string, 0]), np.int64(tables.strings[string, 1])
+    length = string_length(vocabulary, string)
     for k in range(min(length, stop - start)):
-        ours, theirs = text[start + k], byte_at(tables.bytes, offset, k)
+        ours, theirs = U(text[start + k]), stored_bytes(vocabulary, string, k, 1)
         if ours != theirs:
             return -1 if ours < theirs else 1
     if stop - start == length:
@@ -412,101 +430,100 @@ def compare_text(tables, string, text, start, stop):
 
 
 @inlined
-def has_text_at(tables, string, text, at):
-    offset, length = np.int64(tables.strings[string, 0]), np.int64(tables.strings[string, 1])
-    for k in range(length):
-        if text[at + k] != byte_at(tables.bytes, offset, k):
+def has_text_at(vocabulary: t.Vocabulary, string: int, length: int, text: Bytes, at: int) -> bool:
+    done = np.int64(0)
+    while done < length:
+        size = min(length - done, 8)
+        if short_word(text, at + done, size) != stored_bytes(vocabulary, string, done, size):
             return False
+        done += size
     return True
 
 
-@kernel
-def fits_pattern(tables, kind, string, text, start, stop):
-    length = np.int64(tables.strings[string, 1])
+@inlined
+def fits_pattern(vocabulary: t.Vocabulary, kind: int, string: int, text: Bytes, start: int, stop: int) -> bool:
+    length = string_length(vocabulary, string)
     if length > stop - start:
         return False
     if kind == K_PREFIX:
-        return has_text_at(tables, string, text, start)
+        return has_text_at(vocabulary, string, length, text, start)
     if kind == K_SUFFIX:
-        return has_text_at(tables, string, text, stop - length)
+        return has_text_at(vocabulary, string, length, text, stop - length)
     for at in range(start, stop - length + 1):
-        if has_text_at(tables, string, text, at):
+        if has_text_at(vocabulary, string, length, text, at):
             return True
     return False
 
 
 @kernel
-def is_listed(tables, context, at, about):
+def digits_fit(vocabulary: t.Vocabulary, kind: int, string: int, digits: Bytes, start: int, stop: int) -> bool:
+    """The same for the digits of a number: too rare to be compiled into the caller."""
+    return fits_pattern(vocabulary, kind, string, digits, start, stop)
+
+
+@inlined
+def is_listed(code: t.U64, context: Context, at: int) -> tuple[bool, bool]:
     """(is the value's class named in the list, is the value in it)."""
-    word = tables.code[at]
-    counts = payload_in(word)
+    word = code[at]
+    about, counts = attribute_in(word), payload_in(word)
     numbers, strings, booleans = counts & 0x3FF, (counts >> 10) & 0x3FF, counts >> 20
-    group = context.classes[about]
-    if group == IS_NUMBER:
+    token = context.values[about, TOKEN]
+    if token == NO_TOKEN:
+        if context.quantised[about] < 0:
+            return False, False
+        number = double_of(U(context.values[about, NUMBER]))
         for k in range(at + 1, at + 1 + numbers):
-            if tables.code_numbers[k] == context.numbers[about]:
+            if double_of(code[k]) == number:
                 return True, True
         return numbers > 0, False
-    if group == IS_STRING:
+    if token >= UNKNOWN_TOKEN:
         for k in range(at + 1 + numbers, at + 1 + numbers + strings):
-            if np.int64(tables.code[k]) == context.strings[about]:
+            if np.int64(code[k]) == token:
                 return True, True
         return strings > 0, False
-    if group == IS_BOOLEAN:
-        return booleans > 0, (booleans >> context.strings[about]) & 1 == 1
-    return False, False
+    return booleans > 0, (booleans >> (token - FALSE_TOKEN)) & 1 == 1
 
 
-@kernel
-def holds_rarely(tables, context, data, at):
+@inlined
+def holds_rarely(vocabulary: t.Vocabulary, code: t.U64, context: Context, data: Bytes, at: int) -> bool:
     """The kinds of constraints that are not worth a place in the inner loop."""
-    word = tables.code[at]
+    word = code[at]
     kind, about = kind_in(word), attribute_in(word)
-    group = context.classes[about]
+    start, stop = context.values[about, TEXT_START], context.values[about, TEXT_STOP]
     if kind == K_TEXT_RANGE:
-        if group != IS_STRING:
+        if start < 0:
             return False
-        start, stop, strict = context.text_starts[about], context.text_stops[about], payload_in(word)
-        low, high = np.int64(tables.code[at + 1]) - 1, np.int64(tables.code[at + 2]) - 1
-        if low >= 0 and compare_text(tables, low, data, start, stop) < (1 if strict & 1 else 0):
+        strict = payload_in(word)
+        low, high = np.int64(code[at + 1]) - 1, np.int64(code[at + 2]) - 1
+        if low >= 0 and compare_text(vocabulary, low, data, start, stop) < (1 if strict & 1 else 0):
             return False
-        return not (high >= 0 and compare_text(tables, high, data, start, stop) > (-1 if strict & 2 else 0))
+        return not (high >= 0 and compare_text(vocabulary, high, data, start, stop) > (-1 if strict & 2 else 0))
     if kind >= K_PREFIX:
-        if (group != IS_STRING and group != IS_NUMBER) or context.text_starts[about] < 0:
+        if start >= 0:
+            return fits_pattern(vocabulary, kind, payload_in(word), data, start, stop)
+        if start == -1:
             return False
-        start, stop = context.text_starts[about], context.text_stops[about]
-        if context.has_digits[about]:
-            return fits_pattern(tables, kind, payload_in(word), context.digits, start, stop)
-        return fits_pattern(tables, kind, payload_in(word), data, start, stop)
-    named, found = is_listed(tables, context, at, about)
+        return digits_fit(vocabulary, kind, payload_in(word), context.digits, -2 - start, stop)
+    named, found = is_listed(code, context, at)
     return found if kind == K_ONE_OF else named and not found
 
 
 @inlined
-def run(tables, context, data, offset):
-    """Does the notification satisfy the program at `code[offset]`?"""
-    at = offset
+def satisfies(vocabulary: t.Vocabulary, code: t.U64, context: Context, data: Bytes, record: int) -> bool:
+    """Does the notification satisfy the program of a record?"""
+    at = record + HEAD_WORDS
     while True:
-        word = tables.code[at]
+        word = code[at]
         kind, about = kind_in(word), attribute_in(word)
-        group = context.classes[about]
         if kind == K_INTERVAL:
-            number = context.numbers[about]
-            holds = (
-                group == IS_NUMBER and number >= tables.code_numbers[at + 1] and number <= tables.code_numbers[at + 2]
-            )
-        elif kind == K_STRING:
-            holds = group == IS_STRING and context.strings[about] == payload_in(word)
-        elif kind == K_NUMBER:
-            holds = group == IS_NUMBER and context.numbers[about] == tables.code_numbers[at + 1]
-        elif kind == K_EXISTS:
-            holds = group != IS_ABSENT
-        elif kind == K_ABSENT:
-            holds = group == IS_ABSENT
-        elif kind == K_BOOLEAN:
-            holds = group == IS_BOOLEAN and context.strings[about] == payload_in(word)
+            number = double_of(U(context.values[about, NUMBER]))
+            holds = (number >= double_of(code[at + 1])) & (number <= double_of(code[at + 2]))
+        elif kind <= K_BOOLEAN:
+            holds = U(context.values[about, TOKEN]) << U(32) == (word >> U(32)) << U(32)
+        elif kind <= K_ABSENT:
+            holds = (context.quantised[about] >= 0) == (kind == K_EXISTS)
         else:
-            holds = holds_rarely(tables, context, data, at)
+            holds = holds_rarely(vocabulary, code, context, data, at)
         if not holds:
             return False
         if is_last(word):
@@ -515,53 +532,164 @@ def run(tables, context, data, offset):
 
 
 @inlined
-def emit(tables, item, out, found):
-    """The ids of everyone who wants a filter; counts on when there is no room, so that the caller knows how much."""
-    place = np.int64(tables.filters[item, t.FIRST])
+def emit(filters: t.Filters, record: int, out: t.I64, found: int) -> int:
+    """The ids of everyone who wants a record; counts on when there is no room, so that the caller knows how much."""
+    owner = filters.code[record + OWNER]
+    if owner & SHARED == U(0):
+        if found < out.shape[0]:
+            out[found] = np.int64(owner)
+        return found + 1
+    place = np.int64(owner & ~SHARED)
     while place >= 0:
         if found < out.shape[0]:
-            out[found] = tables.subscription_ids[place]
+            out[found] = filters.ids[place]
         found += 1
-        place = np.int64(tables.subscriptions[place, 1])
+        place = np.int64(filters.subscriptions[place, t.NEXT])
     return found
 
 
 @inlined
-def scan(tables, context, data, nodes, present, out, found):
-    missing = ~present & U(0xFFFF)
-    for k in range(nodes):
-        node = np.int64(context.nodes[k])
-        start, count = np.int64(tables.nodes[node, t.START]), np.int64(tables.nodes[node, t.COUNT])
-        context.counters[SCANNED] += count
-        for place in range(start, start + count):
-            guard = tables.guards[place]
-            if guard & missing:
-                continue
-            value = np.int64(context.places[np.int64(guard >> U(48))])
-            if value < np.int64((guard >> U(32)) & U(0xFFFF)) or value > np.int64((guard >> U(16)) & U(0xFFFF)):
-                continue
-            context.counters[VERIFIED] += 1
-            item = np.int64(tables.entries[place])
-            if tables.filters[item, t.WORDS] == 0 or run(tables, context, data, np.int64(tables.filters[item, t.CODE])):
-                found = emit(tables, item, out, found)
+def verify(
+    vocabulary: t.Vocabulary, filters: t.Filters, context: Context, data: Bytes, candidates: int, out: t.I64, found: int
+) -> int:
+    context.counters[VERIFIED] += candidates
+    for k in range(candidates):
+        record = context.candidates[k]
+        if not has_constraints(filters.code, record) or satisfies(vocabulary, filters.code, context, data, record):
+            found = emit(filters, record, out, found)
     return found
 
 
+@inlined
+def may_pass(context: Context, guard: int) -> bool:
+    """Half of a guard: is the value of its attribute within its bounds?"""
+    value = np.int64(context.quantised[np.int64((guard >> U(22)) & U(1023))])
+    return (value >= np.int64((guard >> U(11)) & U(2047))) & (value <= np.int64(guard & U(2047)))
+
+
+@inlined
+def scan(
+    vocabulary: t.Vocabulary,
+    filters: t.Filters,
+    tree: t.Tree,
+    context: Context,
+    data: Bytes,
+    nodes: int,
+    out: t.I64,
+    found: int,
+) -> int:
+    candidates = 0
+    for k in range(nodes):
+        node = np.int64(context.nodes[k])
+        start, count = np.int64(tree.nodes[node, t.START]), np.int64(tree.nodes[node, t.COUNT])
+        context.counters[SCANNED] += count
+        for place in range(start, start + count):
+            guard = tree.entries[place, t.GUARDS]
+            if may_pass(context, guard) and may_pass(context, guard >> U(32)):
+                entry = tree.entries[place, t.FILED]
+                if may_pass(context, entry >> U(32)):
+                    record = np.int64(entry & U(0xFFFFFFFF))
+                    prefetch(filters.code, record)
+                    context.candidates[candidates] = record
+                    candidates += 1
+                    if candidates == CANDIDATES:
+                        found = verify(vocabulary, filters, context, data, candidates, out, found)
+                        candidates = 0
+    return verify(vocabulary, filters, context, data, candidates, out, found)
+
+
+@inlined
+def match_one(
+    vocabulary: t.Vocabulary,
+    filters: t.Filters,
+    tree: t.Tree,
+    context: Context,
+    data: Bytes,
+    position: int,
+    out: t.I64,
+    found: int,
+) -> tuple[int, int]:
+    """(how many ids there are in `out` after this notification, where it ends)."""
+    context.counters[NOTIFICATIONS] += 1
+    # By chance, not every so many: devices take turns, and one that is always skipped would seem not to exist.
+    is_sampled = mix(U(context.counters[NOTIFICATIONS])) % U(SAMPLED) == U(0)
+    if is_sampled:
+        vocabulary.state[t.EVENTS] += 1
+    known, nodes, position = read_map(vocabulary, tree, context, data, position, is_sampled)
+    nodes = collect_below(tree, context, nodes)
+    context.counters[VISITED] += nodes
+    found = scan(vocabulary, filters, tree, context, data, nodes, out, found)
+    clear(context, known)
+    return found, position
+
+
 @kernel
-def match_maps(tables, context, data, starts, begin, offsets, out):
-    """Matches the notifications from `begin` on: notification i satisfies `out[offsets[i]:offsets[i + 1]]`.
+def match_maps(
+    vocabulary: t.Vocabulary,
+    filters: t.Filters,
+    tree: t.Tree,
+    context: Context,
+    data: Bytes,
+    starts: t.I64,
+    begin: int,
+    offsets: t.I64,
+    out: t.I64,
+) -> tuple[int, int]:
+    """Matches the notifications from `begin` on: notification i satisfies `out[offsets[i]:offsets[i + 1]]`. One whose
+    start is -1 follows the one before it, and the start is written down.
 
     Returns (the first that did not fit into `out` any more, room that it needs in `out` from its offset on)."""
     found = offsets[begin]
     for i in range(begin, starts.shape[0]):
-        tables.state[t.EVENTS] += 1
-        known = read_map(tables, context, data, starts[i])
-        nodes, present = collect(tables, context, data, known)
-        context.counters[VISITED] += nodes
-        after = scan(tables, context, data, nodes, present, out, found)
-        clear(context, known)
+        after, end = match_one(vocabulary, filters, tree, context, data, starts[i], out, found)
         if after > out.shape[0]:
             return i, after
         found = after
         offsets[i + 1] = found
+        if i + 1 < starts.shape[0] and starts[i + 1] < 0:
+            starts[i + 1] = end
     return starts.shape[0], found
+
+
+@kernel
+def count_in_frames(data: Bytes) -> int:
+    """How many notifications the PUBLISH frames in `data` hold."""
+    count, position = np.int64(0), np.int64(0)
+    while position < data.shape[0]:
+        items, _first = array_at(data, position + FRAME_HEADER)
+        count += items
+        position = frame_end(data, position)
+    return count
+
+
+@kernel
+def find_in_frames(data: Bytes, starts: t.I64) -> None:
+    """Writes where the first notification of each frame starts, and -1 for those that follow it."""
+    number, position = np.int64(0), np.int64(0)
+    while position < data.shape[0]:
+        items, first = array_at(data, position + FRAME_HEADER)
+        for k in range(items):
+            starts[number + k] = first if k == 0 else -1
+        number += items
+        position = frame_end(data, position)
+
+
+@inlined
+def frame_end(data: Bytes, position: int) -> int:
+    return position + FRAME_HEADER + np.int64(short_word(data, position, 4))
+
+
+@kernel
+def join_matches(
+    offsets: t.I64, ids: t.I64, other_offsets: t.I64, other_ids: t.I64, joined_offsets: t.I64, joined: t.I64
+) -> None:
+    """Puts the ids that two trees have found for each notification together."""
+    found = np.int64(0)
+    for i in range(offsets.shape[0] - 1):
+        for k in range(offsets[i], offsets[i + 1]):
+            joined[found] = ids[k]
+            found += 1
+        for k in range(other_offsets[i], other_offsets[i + 1]):
+            joined[found] = other_ids[k]
+            found += 1
+        joined_offsets[i + 1] = found

@@ -1,47 +1,42 @@
 """The subscription index: which subscriptions does a notification satisfy, answered on its bytes by kernels.
 
-A filter is a *program* (program_kernel): a few words a constraint, shared by all who want the same. Programs are filed
-in a *tree* (tree_kernel) under their most selective constraints, so that a notification meets only those whose path
-it satisfies; what it meets is ruled out by one-word guards or verified by running the program (match_kernel). Strings
-and attribute names are interned and counted (storage_kernel). All of it lies in flat arrays (tables), which Python
-only grows: a kernel stops before it could run out of room, says so, and is called again.
+A filter is a *record* (record_kernel): a program of a few words a constraint, shared by all who want the same. Records
+are filed in a *tree* (tree_kernel) under their most selective constraints (estimate_kernel), so that a notification
+meets only those whose path it satisfies; what it meets is ruled out by one-word guards or verified by running the
+program (match_kernel). Strings and attribute names are interned and counted (vocabulary_kernel). All of it lies in flat
+arrays (tables), which Python only grows: a kernel stops before it could run out of room, says so, and is called again.
 
-Invariant: every program says exactly what `Filter.matches` says, and is filed in exactly the nodes to which its
-constraints lead in their order; removal walks the same way.
+When the plan of the tree is outdated (planning), a second tree grows beside it and takes its records over, some at a
+time; meanwhile a notification is matched in both. One thread writes; any number read, each with a `reader` of its own.
 """
 
 from __future__ import annotations
 
-import contextlib
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+from weakref import WeakSet
 
-import msgspec
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.errors import Overloaded
-from tidegate.filters import CONSTRAINTS_MAX, Filter
-from tidegate.layers.index import match_kernel, storage_kernel, subscription_kernel, tree_kernel
+from tidegate.filters import CONSTRAINTS_MAX, Explanation, Filter
+from tidegate.layers.batch import Batch
+from tidegate.layers.index import match_kernel, subscription_kernel, tree_kernel, vocabulary_kernel
 from tidegate.layers.index import tables as t
-from tidegate.layers.index.packing import pack
-from tidegate.notification import check
-
-if TYPE_CHECKING:
-    from tidegate.layers.batch import Batch
+from tidegate.layers.index.estimate_kernel import carry_histogram
+from tidegate.layers.index.memory_kernel import hashes_wrap
+from tidegate.layers.index.packing import pack, unpack_record
+from tidegate.layers.index.planning import Plan, learn_domains
+from tidegate.layers.index.reader import Matches, Reader
+from tidegate.layers.index.readers_and_writer import ReadersAndWriter
 
 ATTRIBUTES_MAX: Final = 1 << 16
-OUT_IDS: Final = 1 << 14
-EVENTS_REMEMBERED: Final = 1 << 24
-
-Matches = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-def _wrapping() -> contextlib.AbstractContextManager[None]:
-    """Without the compiler the kernels run on numpy's integers, which warn where hashes wrap around, as they should."""
-    return np.errstate(over="ignore") if numba.config.DISABLE_JIT else contextlib.nullcontext()  # type: ignore[attr-defined]
+EVENTS_REMEMBERED: Final = 1 << 20
+ADDED_AT_ONCE: Final = 4096
+MOVED_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True)
@@ -55,24 +50,32 @@ class IndexStatistics:
     nodes: int
     entries: int
     bytes: int
+    plans: int
+    notifications: int
     visited: int
     scanned: int
     verified: int
 
 
 class SubscriptionIndex:
-    """`match` finds exactly the subscriptions whose `Filter.matches` says yes. One thread at a time.
+    """`match` finds exactly the subscriptions whose `Filter.matches` says yes; ids are 0 to 2^62.
 
     `add` raises Overloaded, and changes nothing, when filters name more attributes than the index can number."""
 
-    def __init__(self) -> None:
-        self._tables = t.make_tables()
+    def __init__(self, seed: int | None = None) -> None:
+        self.vocabulary = t.make_vocabulary(secrets.randbits(62) if seed is None else seed)
+        self.filters = t.make_filters()
+        self.tree = self.old_tree = t.make_tree(self.vocabulary, generation=0)
+        self.lock = ReadersAndWriter()
         self._scratch = subscription_kernel.make_scratch()
-        self._context = match_kernel.make_context(self._tables)
-        self._out = np.empty(OUT_IDS, np.int64)
+        self._readers: WeakSet[Reader] = WeakSet()
+        self._reader = self.reader()
+        self._plan = Plan()
+        self._plans = 0
+        self._slot = 0  # of the filters, up to which they have moved to the new tree
 
     def __len__(self) -> int:
-        return int(self._tables.state[t.SUBSCRIPTIONS])
+        return int(self.filters.state[t.SUBSCRIPTIONS])
 
     def add(self, subscription: int, subscription_filter: Filter) -> None:
         """Adds a subscription, or gives a known one another filter."""
@@ -80,15 +83,13 @@ class SubscriptionIndex:
 
     def add_packed(self, ids: NDArray[np.int64], filters: bytes) -> None:
         """Adds many: their packed filters stand one after another."""
-        data = np.frombuffer(filters, np.uint8)
-        done, position = 0, 0
-        with _wrapping():
-            while done < len(ids):
-                done, position = subscription_kernel.add_subscriptions(
-                    self._tables, self._scratch, ids, done, data, position
-                )
-                if done < len(ids) or self._tables.state[t.WANTED_NODES]:
-                    self._grow()
+        data, ids = np.frombuffer(filters, np.uint8), np.ascontiguousarray(ids, np.int64)
+        position = 0
+        for start in range(0, len(ids), ADDED_AT_ONCE):
+            some = ids[start : start + ADDED_AT_ONCE]
+            with self.lock.writing(), hashes_wrap():
+                position = self._add(some, data, position)
+            self.maintain(2 * len(some) + MOVED_AT_ONCE)
 
     def remove(self, subscription: int) -> None:
         """KeyError when there is no such subscription."""
@@ -97,132 +98,204 @@ class SubscriptionIndex:
 
     def remove_many(self, ids: NDArray[np.int64]) -> int:
         """Removes those that are there; how many were."""
-        with _wrapping():
-            return int(subscription_kernel.remove_subscriptions(self._tables, self._scratch, ids))
+        with self.lock.writing(), hashes_wrap():
+            removed = subscription_kernel.remove_subscriptions(
+                self.vocabulary,
+                self.filters,
+                self.old_tree,
+                self.tree,
+                self._scratch,
+                np.ascontiguousarray(ids, np.int64),
+            )
+        self.maintain(2 * len(ids))
+        return int(removed)
+
+    def reader(self) -> Reader:
+        """For another thread."""
+        reader = Reader(self)
+        self._readers.add(reader)
+        return reader
 
     def match(self, notifications: Iterable[Mapping[str, Any]]) -> list[list[int]]:
         """For each notification the ids of the subscriptions that it satisfies: for convenience, not for speed."""
-        maps = [_encode_checked(notification) for notification in notifications]
-        starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)
-        offsets, ids = self.match_maps(b"".join(maps), starts[:-1])
-        return [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(maps))]
+        return self._reader.match(notifications)
 
     def match_batch(self, batch: Batch) -> Matches:
         """Notification i of the batch satisfies `ids[offsets[i]:offsets[i + 1]]`."""
-        return self.match_maps(batch.data, batch.starts)
+        return self._reader.match_batch(batch)
+
+    def match_frames(self, data: bytes) -> Matches:
+        """The same for whole PUBLISH frames, one after another, which the door has checked."""
+        return self._reader.match_frames(data)
 
     def match_maps(self, data: bytes, starts: NDArray[np.int64]) -> Matches:
         """The same for MessagePack maps at `starts` in `data`, which the door has checked."""
-        if self._tables.state[t.EVENTS] > EVENTS_REMEMBERED:
+        return self._reader.match_maps(data, starts)
+
+    def filter_of(self, subscription: int) -> Filter:
+        """The filter of a subscription, as the index understands it; KeyError when there is none."""
+        with self.lock.reading(), hashes_wrap():
+            place = subscription_kernel.find_subscription(self.filters, subscription)
+            if place < 0:
+                raise KeyError(subscription)
+            return unpack_record(self.vocabulary, self.filters, int(self.filters.subscriptions[place, t.RECORD]))
+
+    def explain(self, notification: Mapping[str, Any], subscription: int) -> Explanation:
+        """Why a notification satisfies a subscription, or why not; KeyError when there is no such subscription."""
+        return self.filter_of(subscription).explain(notification)
+
+    def maintain(self, most: int = MOVED_AT_ONCE) -> bool:
+        """Does a little of what keeps the index fast, if there is anything to do: plans it anew when that is due, and
+        files up to `most` filters by the new plan. True while there is more; for the writer, whenever it has time."""
+        state = self.vocabulary.state
+        if state[t.EVENTS] > EVENTS_REMEMBERED:
             self._age()
-        view = np.frombuffer(data, np.uint8)
-        offsets = np.zeros(len(starts) + 1, np.int64)
-        done, needed = 0, 0
-        with _wrapping():
-            while done < len(starts):
-                done, needed = match_kernel.match_maps(
-                    self._tables, self._context, view, starts, done, offsets, self._out
+        if self.old_tree is self.tree:
+            counters = self._counters()
+            if not (
+                self._plan.is_outdated(int(self.filters.state[t.COUNTED]), int(state[t.EVENTS]), self.tree)
+                or self._plan.has_become_dear(
+                    int(counters[match_kernel.NOTIFICATIONS]), int(counters[match_kernel.SCANNED])
                 )
-                if done < len(starts):
-                    self._widen(needed, int(offsets[done]))
-        return offsets, self._out[:needed].copy()
+            ):
+                return False
+            self.plan()
+        with self.lock.writing(), hashes_wrap():
+            self._move(most)
+        return self.old_tree is not self.tree
+
+    def plan(self) -> None:
+        """Makes a new plan, and an empty tree for it; `maintain` moves the filters over."""
+        if self.old_tree is not self.tree:
+            return
+        with self.lock.writing():
+            tree = t.make_tree(self.vocabulary, generation=1 - int(self.tree.state[t.GENERATION]))
+            tree.domains[:] = learn_domains(self.filters, len(tree.domains))
+            for about in range(int(self.vocabulary.state[t.ATTRIBUTE_TOP])):
+                carry_histogram(self.tree, tree, about)
+            self.old_tree, self.tree, self._slot = self.tree, tree, 0
+            self._plan = Plan(int(self.filters.state[t.COUNTED]), int(self.vocabulary.state[t.EVENTS]))
+            self._plans += 1
 
     def statistics(self) -> IndexStatistics:
-        state, counters = self._tables.state, self._context.counters
+        filters, words, counters = self.filters.state, self.vocabulary.state, self._counters()
+        trees = [self.tree] if self.old_tree is self.tree else [self.tree, self.old_tree]
         return IndexStatistics(
-            subscriptions=int(state[t.SUBSCRIPTIONS]),
-            filters=int(state[t.FILTERS]),
-            attributes=int(state[t.ATTRIBUTES]),
-            strings=int(state[t.STRINGS]),
-            nodes=int(state[t.NODES]),
-            entries=int(state[t.ENTRIES]),
-            bytes=sum(array.nbytes for array in self._tables) - self._tables.code_numbers.nbytes,
+            subscriptions=int(filters[t.SUBSCRIPTIONS]),
+            filters=int(filters[t.COUNTED]),
+            attributes=int(words[t.ATTRIBUTES]),
+            strings=int(words[t.COUNTED]),
+            nodes=sum(int(tree.state[t.COUNTED]) for tree in trees),
+            entries=sum(int(tree.state[t.ENTRIES]) for tree in trees),
+            bytes=sum(array.nbytes for arrays in (self.vocabulary, self.filters, *trees) for array in arrays),
+            plans=self._plans,
+            notifications=int(counters[match_kernel.NOTIFICATIONS]),
             visited=int(counters[match_kernel.VISITED]),
             scanned=int(counters[match_kernel.SCANNED]),
             verified=int(counters[match_kernel.VERIFIED]),
         )
 
+    def _counters(self) -> t.I64:
+        counted: t.I64 = np.sum([reader.counters for reader in list(self._readers)], axis=0)
+        return counted
+
+    def _add(self, ids: NDArray[np.int64], data: NDArray[np.uint8], position: int) -> int:
+        done, words = 0, self.vocabulary.state
+        while done < len(ids):
+            if words[t.ATTRIBUTES] + CONSTRAINTS_MAX >= ATTRIBUTES_MAX:
+                raise Overloaded(
+                    "L607", f"filters name {words[t.ATTRIBUTES]} attributes", f"use fewer than {ATTRIBUTES_MAX}"
+                )
+            done, position = subscription_kernel.add_subscriptions(
+                self.vocabulary, self.filters, self.old_tree, self.tree, self._scratch, ids, done, data, position
+            )
+            if done < len(ids) or self.tree.state[t.WANTED_NODES]:
+                self._grow()
+        return position
+
+    def _move(self, most: int) -> None:
+        """Moves records to the new tree. Slots shift when records go, so it looks again until the old tree is empty."""
+        self._slot = subscription_kernel.move_records(
+            self.vocabulary, self.filters, self.old_tree, self.tree, self._scratch, self._slot, most
+        )
+        if self.tree.state[t.WANTED_NODES]:
+            self._grow()
+        if self._slot >= len(self.filters.slots):
+            self._slot = 0
+            if self.old_tree.state[t.ENTRIES] == 0:
+                self.old_tree = self.tree
+
     def _age(self) -> None:
         """What was seen long ago counts half: the counts stay small, and follow notifications that change."""
-        self._tables.state[t.EVENTS] //= 2
-        self._tables.attribute_seen[:] //= 2
-        self._tables.string_seen[:] //= 2
-
-    def _widen(self, needed: int, used: int) -> None:
-        """More room for the ids of one call."""
-        out = np.empty(max(needed, 2 * len(self._out)), np.int64)
-        out[:used] = self._out[:used]
-        self._out = out
+        self.vocabulary.state[t.EVENTS] //= 2
+        self.vocabulary.attribute_seen[:] //= 2
+        self.vocabulary.string_seen[:] //= 2
+        self.tree.histogram[:] //= 2
 
     def _grow(self) -> None:
         """Makes room wherever a kernel found too little of it."""
-        state = self._tables.state
-        if state[t.ATTRIBUTE_TOP] + CONSTRAINTS_MAX > ATTRIBUTES_MAX:
-            raise Overloaded(
-                "L607", f"filters name {state[t.ATTRIBUTES]} attributes", f"use fewer than {ATTRIBUTES_MAX}"
-            )
-        self._tables = self._tables._replace(**self._larger_arrays())
-        self._refill_tables()
-        state[t.WANTED_NODES] = state[t.WANTED_ENTRIES] = 0
-        counters = self._context.counters
-        self._context = match_kernel.make_context(self._tables)
-        self._context.counters[:] = counters
+        is_moving = self.old_tree is not self.tree
+        self._grow_vocabulary()
+        self._grow_filters()
+        self.tree = self._grow_tree(self.tree)
+        self.old_tree = self._grow_tree(self.old_tree) if is_moving else self.tree
 
-    def _larger_arrays(self) -> dict[str, Any]:
-        state, kernel = self._tables.state, subscription_kernel
-        wanted = (
-            (t.STRING_TOP, kernel.STRINGS_MARGIN, ("strings", "string_hashes", "attribute_of", "string_seen")),
-            (t.BYTES_TOP, kernel.BYTES_MARGIN, ("bytes",)),
-            (t.CODE_TOP, kernel.CODE_MARGIN, ("code",)),
-            (
-                t.ATTRIBUTE_TOP,
-                CONSTRAINTS_MAX,
-                ("attributes", "buckets", "domains", "names", "attribute_seen"),
-            ),
-            (t.FILTER_TOP, 2, ("filters", "filter_hashes")),
-            (t.SUBSCRIPTION_TOP, 2, ("subscriptions", "subscription_ids")),
-            (t.NODE_TOP, state[t.WANTED_NODES], ("nodes", "node_keys")),
-            (t.DIMENSION_TOP, state[t.WANTED_NODES], ("dimensions",)),
-            (t.ENTRY_TOP, state[t.WANTED_ENTRIES], ("guards", "entries")),
+    def _grow_vocabulary(self) -> None:
+        vocabulary, state = self.vocabulary, self.vocabulary.state
+        margin = subscription_kernel.STRINGS_MARGIN
+        vocabulary = _with_room(vocabulary, int(state[t.TOP]), margin, "strings", "string_seen")
+        vocabulary = _with_room(vocabulary, int(state[t.WORDS_TOP]), subscription_kernel.WORDS_MARGIN, "words")
+        vocabulary = _with_room(
+            vocabulary, int(state[t.ATTRIBUTE_TOP]), CONSTRAINTS_MAX, "attributes", "attribute_seen"
         )
-        changed: dict[str, Any] = {}
-        for top, margin, names in wanted:
-            used = int(state[top])
-            for name in names:
-                if used + margin > len(getattr(self._tables, name)):
-                    changed[name] = t.larger(getattr(self._tables, name), used, used + 2 * int(margin))
-        if "code" in changed:
-            changed["code_numbers"] = changed["code"].view(np.float64)
-        return changed
+        slots = _twice(vocabulary.slots, int(state[t.COUNTED]) + margin)
+        if slots is not None:
+            vocabulary_kernel.refill_strings(slots, vocabulary.slots)
+            vocabulary = vocabulary._replace(slots=slots)
+        self.vocabulary = vocabulary
 
-    def _refill_tables(self) -> None:
-        """Hash tables are never more than half full."""
-        tables, state = self._tables, self._tables.state
-        strings = _twice(tables.string_slots, int(state[t.STRINGS]) + subscription_kernel.STRINGS_MARGIN)
-        if strings is not None:
-            storage_kernel.refill(strings, tables.string_hashes, tables.string_slots)
-            tables = tables._replace(string_slots=strings)
-        filters = _twice(tables.filter_slots, int(state[t.FILTERS]) + 1)
-        if filters is not None:
-            storage_kernel.refill(filters, tables.filter_hashes, tables.filter_slots)
-            tables = tables._replace(filter_slots=filters)
-        subscriptions = _twice(tables.subscription_slots, int(state[t.SUBSCRIPTIONS]) + 1)
-        if subscriptions is not None:
-            old = tables.subscription_slots
-            tables = tables._replace(subscription_slots=subscriptions)
-            subscription_kernel.refill_subscriptions(tables, old)
-        keys = _twice(tables.route_keys, int(state[t.ROUTES] + state[t.WANTED_NODES]))
-        if keys is not None:
-            nodes = np.zeros(len(keys), np.int32)
-            tree_kernel.refill_routes(keys, nodes, tables.route_keys, tables.route_nodes)
-            tables = tables._replace(route_keys=keys, route_nodes=nodes)
-        self._tables = tables
+    def _grow_filters(self) -> None:
+        filters, state = self.filters, self.filters.state
+        filters = _with_room(filters, int(state[t.TOP]), subscription_kernel.CODE_MARGIN, "code")
+        filters = _with_room(filters, int(state[t.SUBSCRIPTION_TOP]), 2, "subscriptions", "ids")
+        slots = _twice(filters.slots, int(state[t.COUNTED]) + 1)
+        if slots is not None:
+            subscription_kernel.refill_records(slots, filters.slots, filters.code)
+            filters = filters._replace(slots=slots)
+            self._slot = 0
+        slots = _twice(filters.subscription_slots, int(state[t.SUBSCRIPTIONS]) + 1)
+        if slots is not None:
+            subscription_kernel.refill_subscriptions(slots, filters.subscription_slots, filters.ids)
+            filters = filters._replace(subscription_slots=slots)
+        self.filters = filters
+
+    def _grow_tree(self, tree: t.Tree) -> t.Tree:
+        state = tree.state
+        nodes, entries = int(state[t.WANTED_NODES]), int(state[t.WANTED_ENTRIES])
+        for name, rows in (("token_nodes", self.vocabulary.strings), ("roots", self.vocabulary.attributes)):
+            if len(getattr(tree, name)) < len(rows):
+                names = (name,) if name == "token_nodes" else ("roots", "domains", "histogram")
+                tree = _with_room(tree, len(getattr(tree, name)), len(rows) - len(getattr(tree, name)), *names)
+        tree = _with_room(tree, int(state[t.TOP]), nodes, "nodes", "node_keys")
+        tree = _with_room(tree, int(state[t.DIMENSION_TOP]), nodes, "dimensions")
+        tree = _with_room(tree, int(state[t.ENTRY_TOP]), entries, "entries")
+        tree = _with_room(tree, int(state[t.CELLS_TOP]), 1, "cells", "sides")
+        routes = _twice(tree.routes, int(state[t.ROUTES]) + nodes)
+        if routes is not None:
+            tree_kernel.refill_routes(routes, tree.routes)
+            tree = tree._replace(routes=routes)
+        state[t.WANTED_NODES] = state[t.WANTED_ENTRIES] = 0
+        return tree
 
 
-def _encode_checked(notification: Mapping[str, Any]) -> bytes:
-    """The kernels trust what they read: the door's rules hold here too."""
-    check(notification)
-    return msgspec.msgpack.encode(notification)
+def _with_room(tables: Any, used: int, margin: int, *names: str) -> Any:
+    """The tables with room for `margin` rows more than are used in some arrays."""
+    changed = {
+        name: t.larger(getattr(tables, name), used, used + 2 * margin)
+        for name in names
+        if used + margin > len(getattr(tables, name))
+    }
+    return tables._replace(**changed) if changed else tables
 
 
 def _twice(table: Any, items: int) -> Any:
@@ -230,4 +303,4 @@ def _twice(table: Any, items: int) -> Any:
     size = len(table)
     while 2 * items > size:
         size *= 2
-    return None if size == len(table) else np.zeros(size, table.dtype)
+    return None if size == len(table) else t.zeros((size, *table.shape[1:]), table.dtype)

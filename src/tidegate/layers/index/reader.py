@@ -1,0 +1,102 @@
+"""A reader of an index: it matches notifications in one thread, beside other readers and the one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tidegate.layers.index import match_kernel
+from tidegate.layers.index import tables as t
+from tidegate.layers.index.memory_kernel import hashes_wrap
+from tidegate.notification import check
+
+if TYPE_CHECKING:
+    from tidegate.layers.batch import Batch
+    from tidegate.layers.index.subscription_index import SubscriptionIndex
+
+OUT_IDS: Final = 1 << 14
+
+Matches = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class Reader:
+    """Each thread has its own. What it finds is exact for the subscriptions between two changes of the writer."""
+
+    def __init__(self, index: SubscriptionIndex) -> None:
+        self._index = index
+        self._context = match_kernel.make_context(index.vocabulary, index.tree)
+        self._out = np.empty(OUT_IDS, np.int64)
+
+    @property
+    def counters(self) -> t.I64:
+        return self._context.counters
+
+    def match(self, notifications: Iterable[Mapping[str, Any]]) -> list[list[int]]:
+        """For each notification the ids of the subscriptions that it satisfies: for convenience, not for speed."""
+        maps = [_encode_checked(notification) for notification in notifications]
+        starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)
+        offsets, ids = self.match_maps(b"".join(maps), starts[:-1])
+        return [ids[offsets[i] : offsets[i + 1]].tolist() for i in range(len(maps))]
+
+    def match_batch(self, batch: Batch) -> Matches:
+        """Notification i of the batch satisfies `ids[offsets[i]:offsets[i + 1]]`."""
+        return self.match_maps(batch.data, batch.starts)
+
+    def match_frames(self, data: bytes) -> Matches:
+        """The same for whole PUBLISH frames, one after another, which the door has checked."""
+        view = np.frombuffer(data, np.uint8)
+        starts = np.empty(match_kernel.count_in_frames(view), np.int64)
+        match_kernel.find_in_frames(view, starts)
+        return self.match_maps(data, starts)
+
+    def match_maps(self, data: bytes, starts: NDArray[np.int64]) -> Matches:
+        """The same for MessagePack maps at `starts` in `data`, which the door has checked."""
+        view = np.frombuffer(data, np.uint8)
+        with self._index.lock.reading(), hashes_wrap():
+            tree, old = self._index.tree, self._index.old_tree
+            found = self._match_in(tree, view, starts)
+            if old is tree:
+                return found
+            return _join(found, self._match_in(old, view, starts))
+
+    def _match_in(self, tree: t.Tree, view: NDArray[np.uint8], starts: NDArray[np.int64]) -> Matches:
+        vocabulary, filters = self._index.vocabulary, self._index.filters
+        self._fit_context(tree)
+        offsets = np.zeros(len(starts) + 1, np.int64)
+        done, needed = 0, 0
+        while done < len(starts):
+            done, needed = match_kernel.match_maps(
+                vocabulary, filters, tree, self._context, view, starts, done, offsets, self._out
+            )
+            if done < len(starts):
+                self._widen(needed, int(offsets[done]))
+        return offsets, self._out[:needed].copy()
+
+    def _fit_context(self, tree: t.Tree) -> None:
+        """The context has a row for every attribute and room for every node."""
+        vocabulary, context = self._index.vocabulary, self._context
+        if len(context.nodes) <= len(tree.nodes) or len(context.values) < len(vocabulary.attributes):
+            self._context = match_kernel.make_context(vocabulary, tree)
+            self._context.counters[:] = context.counters
+
+    def _widen(self, needed: int, used: int) -> None:
+        """More room for the ids of one call."""
+        out = np.empty(max(needed, 2 * len(self._out)), np.int64)
+        out[:used] = self._out[:used]
+        self._out = out
+
+
+def _join(found: Matches, more: Matches) -> Matches:
+    offsets, ids = np.zeros_like(found[0]), np.empty(len(found[1]) + len(more[1]), np.int64)
+    match_kernel.join_matches(*found, *more, offsets, ids)
+    return offsets, ids
+
+
+def _encode_checked(notification: Mapping[str, Any]) -> bytes:
+    """The kernels trust what they read: the door's rules hold here too."""
+    check(notification)
+    return msgspec.msgpack.encode(notification)
