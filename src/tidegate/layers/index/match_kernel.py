@@ -289,9 +289,11 @@ def collect_number(tree: t.Tree, context: Context, about: int, count: int) -> in
     if kinds >> R_CELL:
         row = np.int64(tree.roots[about, t.CELLS]) - 1
         place = context.values[about, PLACE]
+        base = np.int64(0)
         for level in range(t.LEVELS):
-            cell = t.LEVEL_BASES[level] + (place >> (16 - 2 * level))
+            cell = base + (place >> (16 - 2 * level))
             count = visit(tree, context, np.int64(tree.cells[row, cell]), count)
+            base = 4 * base + 1
         if kinds >> R_SIDE:
             count = collect_sides(tree, context, row, place >> SIDE_SHIFT, count)
     if kinds & ((1 << R_PREFIX) | (1 << R_SUFFIX) | (1 << R_GRAM)) and context.values[about, TEXT_START] <= -2:
@@ -561,10 +563,12 @@ def verify(
 
 
 @inlined
-def may_pass(context: Context, guard: int) -> bool:
-    """Half of a guard: is the value of its attribute within its bounds?"""
-    value = np.int64(context.quantised[np.int64((guard >> U(22)) & U(1023))])
-    return (value >= np.int64((guard >> U(11)) & U(2047))) & (value <= np.int64(guard & U(2047)))
+def misses(quantised: t.I32, guard: int) -> int:
+    """Negative when the value of a guard's attribute is outside of its bounds. Arithmetic, since nobody can foresee the
+    outcome: a branch for each test would mostly be guessed wrongly."""
+    value = np.int64(quantised[(guard >> U(22)) & U(1023)])
+    above = value - np.int64((guard >> U(11)) & U(2047))
+    return above | (np.int64(guard & U(2047)) - above)
 
 
 @inlined
@@ -578,23 +582,22 @@ def scan(
     out: t.I64,
     found: int,
 ) -> int:
-    candidates = 0
+    candidates, quantised = 0, context.quantised
     for k in range(nodes):
         node = np.int64(context.nodes[k])
         start, count = np.int64(tree.nodes[node, t.START]), np.int64(tree.nodes[node, t.COUNT])
         context.counters[SCANNED] += count
-        for place in range(start, start + count):
-            guard = tree.entries[place, t.GUARDS]
-            if may_pass(context, guard) and may_pass(context, guard >> U(32)):
-                entry = tree.entries[place, t.FILED]
-                if may_pass(context, entry >> U(32)):
-                    record = np.int64(entry & U(0xFFFFFFFF))
-                    prefetch(filters.code, record)
-                    context.candidates[candidates] = record
-                    candidates += 1
-                    if candidates == CANDIDATES:
-                        found = verify(vocabulary, filters, context, data, candidates, out, found)
-                        candidates = 0
+        for place in range(U(start), U(start + count)):
+            guards, filed = tree.entries[place, t.GUARDS], tree.entries[place, t.FILED]
+            missed = misses(quantised, guards) | misses(quantised, guards >> U(32)) | misses(quantised, filed >> U(32))
+            if missed >= 0:
+                record = np.int64(filed & U(0xFFFFFFFF))
+                prefetch(filters.code, record)
+                context.candidates[candidates] = record
+                candidates += 1
+                if candidates == CANDIDATES:
+                    found = verify(vocabulary, filters, context, data, candidates, out, found)
+                    candidates = 0
     return verify(vocabulary, filters, context, data, candidates, out, found)
 
 

@@ -22,7 +22,7 @@ from tidegate.layers.index.intrinsic_kernel import load
 # array that a kernel takes out of one (decision 008). So no kernel here may allocate. What is `inlined` is put into its
 # caller by LLVM: a call would pass every field of every array on the stack.
 kernel = njit(cache=True, nogil=True, _nrt=False)
-inlined = njit(cache=True, nogil=True, _nrt=False, forceinline=True)
+inlined = njit(nogil=True, _nrt=False, forceinline=True)
 
 U = np.uint64
 Bytes = NDArray[np.uint8]

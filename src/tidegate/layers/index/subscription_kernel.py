@@ -217,7 +217,7 @@ def hash_id(subscription: int) -> int:
     return mix(U(subscription) + GOLDEN)
 
 
-@inlined
+@kernel
 def find_subscription(filters: t.Filters, subscription: int) -> int:
     """Its place, or -1."""
     mask = filters.subscription_slots.shape[0] - 1

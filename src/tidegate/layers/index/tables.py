@@ -80,7 +80,6 @@ SEGMENT_PLACES: Final = 4096
 
 # Cells of an attribute's quantised values: seven levels, each four times as fine as the one before.
 LEVELS: Final = 7
-LEVEL_BASES: Final = (0, 1, 5, 21, 85, 341, 1365)
 # Behind them, buckets for one-sided intervals by their bound: 64 for those that go up, 64 for those that go down.
 SIDES_BASE: Final = 5461
 CELLS_PER_ATTRIBUTE: Final = SIDES_BASE + 128
@@ -214,13 +213,11 @@ def make_tree(vocabulary: Vocabulary, generation: int) -> Tree:
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Large arrays have pages of their own, which the system takes back as soon as they are not used any more."""
+    """Large arrays have pages of their own, which the system takes back as soon as the array is gone."""
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     if size < OWN_PAGES:
         return np.zeros(shape, dtype)
-    pages = mmap.mmap(-1, size)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, dtype).reshape(shape)
 
 

@@ -314,6 +314,12 @@ def cells_of(domains: t.F64, about: int, code: t.U64, at: int) -> tuple[int, int
 
 
 @inlined
+def level_base(level: int) -> int:
+    """The place of the first cell of a level: behind those of the coarser ones, of which there are 1, 4, 16, …"""
+    return ((1 << (2 * level)) - 1) // 3
+
+
+@inlined
 def cell_routes(tree: t.Tree, code: t.U64, at: int, keys: t.U64) -> int:
     about = attribute_in(code[at])
     level, first, last = cells_of(tree.domains, about, code, at)
@@ -329,7 +335,7 @@ def cell_routes(tree: t.Tree, code: t.U64, at: int, keys: t.U64) -> int:
         keys[0] = noted_key(AT_CELL, (row << t.CELL_BITS) + t.SIDES_BASE + (0 if is_up else 64) + bound)
         return 1
     tree.roots[about, t.ROUTE_KINDS] |= 1 << (R_CELL + level)
-    base = (row << t.CELL_BITS) + t.LEVEL_BASES[level]
+    base = (row << t.CELL_BITS) + level_base(level)
     keys[0] = noted_key(AT_CELL, base + first)
     keys[1] = noted_key(AT_CELL, base + last)
     return 1 if first == last else 2
@@ -448,8 +454,8 @@ def constraint_at(code: t.U64, record: int, depth: int) -> int:
 
 @inlined
 def guard_of(tree: t.Tree, code: t.U64, at: int) -> int:
-    """A conservative test of a constraint in 32 bits: its attribute (10 bits), the lowest and highest (11 each) of the
-    attribute's quantised values that may satisfy it."""
+    """A conservative test of a constraint in 32 bits: its attribute (10 bits), the lowest of the attribute's
+    quantised values that may satisfy it (11), and how many follow that may too (11)."""
     word = code[at]
     kind, about = kind_in(word), attribute_in(word)
     low, high = np.int64(0), np.int64(2047)
@@ -459,7 +465,7 @@ def guard_of(tree: t.Tree, code: t.U64, at: int) -> int:
     elif kind == K_STRING or kind == K_BOOLEAN:
         low = payload_in(word) & 2047
         high = low
-    return U(about << 22 | low << 11 | high)
+    return U(about << 22 | low << 11 | (high - low))
 
 
 @kernel
