@@ -153,6 +153,32 @@ def decode_deliver(body: bytes | memoryview) -> tuple[str, list[Delivered]]:
     return _deliver_decoder.decode(body)
 
 
+class PartialFrame:
+    """The beginning of a connection's next frame. Nothing is looked at before the frame is complete, so one that comes
+    byte by byte costs no more than another."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+        self._wanted = HEADER_BYTES
+
+    def add(self, read: memoryview) -> bytes:
+        """What is kept and what was read now, as bytes that nobody writes to; empty while no frame is complete."""
+        if len(self._kept) + len(read) >= self._wanted:
+            return b"".join((self._kept, read))
+        self._kept += read
+        return b""
+
+    def keep(self, rest: memoryview) -> None:
+        """Keeps what follows the last complete frame; its header, once there, says how much is wanted."""
+        self._kept = bytearray(rest)
+        self._wanted = HEADER_BYTES
+        if len(rest) >= HEADER_BYTES:
+            self._wanted += HEADER.unpack_from(rest)[0]
+
+    def clear(self) -> None:
+        self.keep(memoryview(b""))
+
+
 def split_frames(data: bytes | bytearray | memoryview, length_max: int) -> Iterator[tuple[int, int, int, int]]:
     """(kind, sequence, start of the body, its end) of every complete frame at the front of `data`."""
     position = 0

@@ -17,11 +17,10 @@ from tidegate.client.address import Address
 from tidegate.errors import BadInput, NotAllowed, Overloaded, TidegateError, Unavailable
 from tidegate.frames import (
     FRAME_BYTES_MAX,
-    HEADER,
-    HEADER_BYTES,
     ErrorBody,
     Hello,
     Kind,
+    PartialFrame,
     Welcome,
     decode_body,
     encode_frame,
@@ -179,8 +178,8 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[Welcome] = self._loop.create_future()
-        self._buffer = bytearray(READ_BYTES)
-        self._filled = 0
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        self._partial = PartialFrame()
         self._is_paused = False
         self._heard_s = self._loop.time()
 
@@ -241,12 +240,13 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._user.on_writable()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._buffer)[self._filled :]
+        return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._filled += nbytes
         self._heard_s = self._loop.time()
-        data = memoryview(self._buffer)[: self._filled]
+        data = memoryview(self._partial.add(self._buffer[:nbytes]))
+        if not data:
+            return
         consumed = 0
         try:
             for kind, sequence, start, consumed in split_frames(data, FRAME_BYTES_MAX):
@@ -254,18 +254,8 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         except BadInput as error:
             self.error = error
             self.abort()
-            return
-        self._keep(bytes(data[consumed:]))
-
-    def _keep(self, rest: bytes) -> None:
-        size = READ_BYTES
-        if len(rest) >= HEADER_BYTES:
-            size = max(size, HEADER_BYTES + HEADER.unpack_from(rest)[0])
-        # A new buffer each time it changes size; views of the old one may still be read by the user.
-        if size != len(self._buffer):
-            self._buffer = bytearray(size)
-        self._buffer[: len(rest)] = rest
-        self._filled = len(rest)
+        else:
+            self._partial.keep(data[consumed:])
 
     def _take(self, kind: int, sequence: int, body: memoryview) -> None:
         if kind == Kind.WELCOME:

@@ -1,6 +1,7 @@
 """The native listener: frames over TCP, as docs/protocols.md describes them.
 
-A publisher's bytes are read into one buffer a connection, and all complete PUBLISH frames of a read become one batch,
+All connections read into one buffer, one after the other: what a read brings is copied out of it at once, and only the
+beginning of an incomplete frame is kept with its connection. All complete PUBLISH frames of a read become one batch,
 whatever the client's frames were. Deliveries and acknowledgements go out once an iteration of the event loop. What may
 go wrong: a malformed frame (what was good before it in the read is on its way first, then the connection is closed
 with an error), a peer that says nothing (closed after a timeout), a peer that does not read (its outbox fills).
@@ -24,6 +25,7 @@ from tidegate.frames import (
     ErrorBody,
     Hello,
     Kind,
+    PartialFrame,
     Subscribe,
     Unsubscribe,
     Welcome,
@@ -49,8 +51,8 @@ from tidegate.listeners.rate import RateLimit
 
 log = logging.getLogger(__name__)
 
-# Reads of 64 KiB keep a batch in the cache of the core and let reading and matching overlap.
-READ_BYTES: Final = 64 * 1024
+# A read costs much the same whatever it brings, so it takes several frames of a publisher who is ahead.
+READ_BYTES: Final = 256 * 1024
 WRITE_BYTES: Final = 256 * 1024
 PUBLISHER_CHARACTERS_MAX: Final = 128
 # Answers that a peer has not read; one who asks for more without reading is cut off.
@@ -71,6 +73,7 @@ class NativeListener:
         self.token = token
         self.status = status
         self.reader = BatchReader()
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.connections: set[NativeConnection] = set()
         self._server: asyncio.Server | None = None
 
@@ -115,9 +118,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._config = listener.config
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._buffer = bytearray(READ_BYTES)
-        self._filled = 0
-        self._wanted = HEADER_BYTES
+        self._partial = PartialFrame()
         self._session = NOBODY
         self._is_welcome = False
         self._publisher = ""
@@ -150,25 +151,24 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._host.close_session(self._session)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return memoryview(self._buffer)[self._filled :]
+        """The buffer of all connections: a transport fills it and calls `buffer_updated` before anything else runs."""
+        return self._listener.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._is_stopping or self._is_closing:
             return
-        self._filled += nbytes
         if self._is_welcome:
             self._heard_s = self._loop.time()
-        if self._filled < self._wanted:
+        data = self._partial.add(self._listener.read_buffer[:nbytes])
+        if not data:
             return
-        # A copy: batches of this read live on in the layers while the buffer is read into again.
-        data = bytes(memoryview(self._buffer)[: self._filled])
         try:
             consumed = self._take_frames(data)
         except TidegateError as error:
-            self._filled = 0
+            self._partial.clear()
             self._fail(error)
-            return
-        self._keep(data, consumed)
+        else:
+            self._partial.keep(memoryview(data)[consumed:])
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -210,7 +210,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def stop_reading(self) -> None:
         """What comes from now on is not acknowledged; its publisher sends it again to the next broker."""
         self._is_stopping = True
-        self._filled = 0
+        self._partial.clear()
         if self._transport is not None and not self._is_closing:
             self._transport.resume_reading()
 
@@ -278,19 +278,6 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._loop.call_later(wait_s, self._resume_when_paid)
         else:
             self._resume_reading()
-
-    def _keep(self, data: bytes, consumed: int) -> None:
-        """Moves an incomplete frame to the front of the buffer, which grows to hold it and shrinks after it. Nothing is
-        looked at before the frame is complete, so one that comes byte by byte costs no more than another."""
-        rest = data[consumed:]
-        self._wanted = HEADER_BYTES
-        if len(rest) >= HEADER_BYTES:
-            self._wanted += HEADER.unpack_from(rest)[0]
-        size = max(READ_BYTES, self._wanted)
-        if size != len(self._buffer):
-            self._buffer = bytearray(size)
-        self._buffer[: len(rest)] = rest
-        self._filled = len(rest)
 
     def _control(self, kind: int, body: memoryview) -> None:
         match kind:
