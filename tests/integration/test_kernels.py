@@ -21,7 +21,7 @@ def test_the_laws_hold_with_bounds_checked_and_without_the_compiler(switch: str,
         "TIDEGATE_TEST_EXAMPLES": "25",
         "TIDEGATE_TEST_SEEDS": "40",
     }
-    tests = [str(UNIT / f"test_{name}.py") for name in ("scan_kernel", "index", "index_at_scale")]
+    tests = [str(UNIT / f"test_{name}.py") for name in ("scan_kernel", "delivery_writer", "index", "index_at_scale")]
     # The two that only count would take minutes without the compiler.
     chosen = ["-k", "not churn and not numbered"] if switch == "NUMBA_DISABLE_JIT" else []
     subprocess.run(

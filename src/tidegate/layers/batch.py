@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from tidegate.errors import NotificationError, ProtocolError
 from tidegate.frames import Refusal
 from tidegate.layers import scan_kernel
-from tidegate.notification import check
+from tidegate.notification import ATTRIBUTES_MAX, check
 
 BATCH_NOTIFICATIONS_MAX = 4096
 
+_NOTHING: Final = np.empty(0, np.int64)
 _decode = msgspec.msgpack.Decoder().decode
 
 
@@ -67,16 +68,13 @@ class BatchReader:
     """Turns PUBLISH frames into batches; owns the scratch arrays of the scan, so there is one a thread."""
 
     def __init__(self) -> None:
-        self._starts = np.empty(BATCH_NOTIFICATIONS_MAX, np.int64)
-        self._stops = np.empty(BATCH_NOTIFICATIONS_MAX, np.int64)
-        self._refused = np.empty(BATCH_NOTIFICATIONS_MAX, np.int64)
+        self._found = np.empty((3, BATCH_NOTIFICATIONS_MAX), np.int64)
+        self._names = np.empty((2, ATTRIBUTES_MAX), np.int64)
 
     def read_frames(self, publisher: str, data: bytes, position: int, sequence: int) -> FramesRead:
         """Reads the PUBLISH frames from `position` on, of which the first is complete and starts with `sequence`."""
         view = scan_kernel.as_array(data)
-        after, count, status = scan_kernel.scan_frames(
-            view, position, len(data), sequence, self._starts, self._stops, self._refused
-        )
+        after, count, status = scan_kernel.scan_frames(view, position, len(data), sequence, self._found, self._names)
         error = None
         if status == scan_kernel.MALFORMED:
             error = _malformed()
@@ -89,7 +87,7 @@ class BatchReader:
     def read_array(self, publisher: str, sequence: int, body: bytes) -> Batch:
         """Reads one MessagePack array of notifications, all or nothing: NotificationError for the first bad one."""
         view = scan_kernel.as_array(body)
-        count = scan_kernel.scan_maps(view, 0, len(body), self._starts, self._stops, self._refused, 0)
+        count = scan_kernel.scan_maps(view, 0, len(body), self._found, self._names, 0)
         if count == scan_kernel.MALFORMED:
             raise _malformed()
         if count < 0:
@@ -99,18 +97,19 @@ class BatchReader:
             refusal = refusals[0]
             place = f"notification {refusal.sequence - sequence} of {count}: " if count > 1 else ""
             raise NotificationError(refusal.code, place + refusal.message, refusal.remedy)
-        return batches[0] if batches else Batch(publisher, sequence, body, self._starts[:0], self._stops[:0])
+        return batches[0] if batches else Batch(publisher, sequence, body, _NOTHING, _NOTHING)
 
     def _accepted(self, publisher: str, data: bytes, sequence: int, count: int) -> tuple[list[Batch], list[Refusal]]:
-        starts, stops = self._starts[:count].copy(), self._stops[:count].copy()
+        found = self._found
+        starts, stops = found[scan_kernel.START, :count].copy(), found[scan_kernel.STOP, :count].copy()
         whole = Batch(publisher, sequence, data, starts, stops)
-        refused = np.flatnonzero(self._refused[:count])
-        if not len(refused):
+        refused = found[scan_kernel.REFUSED, :count].nonzero()[0].tolist()
+        if not refused:
             return ([whole] if count else []), []
         # Refused notifications leave holes in the sequence, so each run between them is a batch of its own.
-        edges = [-1, *refused.tolist(), count]
-        runs = [whole.part(before + 1, after) for before, after in pairwise(edges)]
-        refusals = [_refusal(sequence + i, int(self._refused[i]), data[starts[i] : stops[i]]) for i in refused.tolist()]
+        runs = [whole.part(before + 1, after) for before, after in pairwise([-1, *refused, count])]
+        reasons = found[scan_kernel.REFUSED]
+        refusals = [_refusal(sequence + i, int(reasons[i]), data[starts[i] : stops[i]]) for i in refused]
         return [run for run in runs if len(run)], refusals
 
 

@@ -18,7 +18,8 @@ PACKAGE = Path(__file__).parents[1]
 
 def kernel_sources() -> list[Path]:
     """The kernels, and the modules whose constants are compiled into them."""
-    constants = [PACKAGE / name for name in ("notification.py", "frames.py", "layers/index/tables.py")]
+    names = ("notification.py", "frames.py", "layers/subscription_table.py", "layers/index/tables.py")
+    constants = [PACKAGE / name for name in names]
     return sorted([*constants, *(PACKAGE / "layers").rglob("*_kernel.py")])
 
 

@@ -28,10 +28,11 @@ from tidegate.notification import (
     TEXT_BYTES_MAX,
 )
 
-kernel = njit(cache=True, nogil=True)
-# A call between kernels costs about 10 ns, most of it for counting references to its arrays; five calls an
-# attribute would triple the walk (0.64 us for ten attributes instead of 0.23).
-inlined = njit(cache=True, nogil=True, inline="always")
+# Without reference counts (`_nrt`), which cost two atomic operations for every array that is passed on or cut. So no
+# kernel may allocate: what it needs, its caller owns. Unsigned indices are not asked whether they count from the end.
+_OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "_nrt": False}
+kernel = njit(**_OPTIONS)
+inlined = njit(**_OPTIONS, inline="always")
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
@@ -54,6 +55,11 @@ N_FINITE: Final = 208
 N_PAYLOAD: Final = 209
 N_TWICE: Final = 210
 N_SIZE: Final = 211
+
+# The rows of what a walk finds.
+START: Final = 0
+STOP: Final = 1
+REFUSED: Final = 2
 
 
 @kernel
@@ -78,7 +84,7 @@ def length_of(data: Bytes, position: int, end: int, width: int) -> int:
 @kernel
 def is_utf8(data: Bytes, start: int, end: int) -> bool:
     seen = np.uint8(0)
-    for k in range(start, end):
+    for k in range(np.uint64(start), np.uint64(end)):
         seen |= data[k]
     if seen < 0x80:
         return True
@@ -308,12 +314,11 @@ def check_map(data: Bytes, position: int, end: int, names: Integers, name_starts
 
 
 @kernel
-def scan_maps(
-    data: Bytes, position: int, end: int, starts: Integers, stops: Integers, refused: Integers, count: int
-) -> int:
-    """Walks one MessagePack array of notifications from `count` on; the new count, or MALFORMED.
+def scan_maps(data: Bytes, position: int, end: int, found: Integers, names: Integers, count: int) -> int:
+    """Walks one MessagePack array of notifications, of which `count` are found already: the new count, or MALFORMED.
 
-    Stops short, with -2, when the arrays have no room: the caller takes what it has and comes back."""
+    Column i of `found` becomes the start, the stop and the refusal of notification i. Stops short, with -2, when it has
+    no room: the caller takes what it has and comes back. `names` is for the walk alone."""
     if position >= end:
         return MALFORMED
     tag = data[position]
@@ -328,25 +333,22 @@ def scan_maps(
         return MALFORMED
     if expected < 0 or expected > end - position:
         return MALFORMED
-    if count + expected > starts.shape[0]:
+    if count + expected > found.shape[1]:
         return -2
-    names = np.empty(ATTRIBUTES_MAX, np.int64)
-    name_starts = np.empty(ATTRIBUTES_MAX, np.int64)
-    for _ in range(expected):
-        stop, why = check_map(data, position, end, names, name_starts)
+    for i in range(count, count + expected):
+        stop, why = check_map(data, position, end, names[0], names[1])
         if stop < 0:
             return MALFORMED
-        starts[count] = position
-        stops[count] = stop
-        refused[count] = why
-        count += 1
+        found[START, i] = position
+        found[STOP, i] = stop
+        found[REFUSED, i] = why
         position = stop
-    return count if position == end else MALFORMED
+    return count + expected if position == end else MALFORMED
 
 
 @kernel
 def scan_frames(
-    data: Bytes, position: int, end: int, next_sequence: int, starts: Integers, stops: Integers, refused: Integers
+    data: Bytes, position: int, end: int, next_sequence: int, found: Integers, names: Integers
 ) -> tuple[int, int, int]:
     """Walks PUBLISH frames: (position after the last good frame, notifications found, MALFORMED or 0 for what follows).
 
@@ -362,7 +364,7 @@ def scan_frames(
         body = position + FRAME_HEADER
         if body + length > end or sequence != next_sequence + count:
             break
-        after = scan_maps(data, body, body + length, starts, stops, refused, count)
+        after = scan_maps(data, body, body + length, found, names, count)
         if after == MALFORMED:
             return position, count, MALFORMED
         if after < 0:

@@ -12,6 +12,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+# The columns of the table.
+ID: Final = 0
+OUTBOX: Final = 1
+CLIENT_ID: Final = 2
+
 CONNECTION_POINT_SHIFT: Final = 48
 CONNECTION_POINTS_MAX: Final = 1 << 15
 _GENERATION_SHIFT: Final = 32
@@ -25,14 +30,13 @@ def connection_point_name(number: int) -> str:
 
 
 class SubscriptionTable:
-    """`id_of[place]` is the id of the live subscription there, or -1. Grows by doubling; never shrinks."""
+    """`rows[place]` is the id of the live subscription there, or -1, its outbox and the number that its client gave it:
+    one row, so that a match reads one line of the cache. Grows by doubling; never shrinks."""
 
     def __init__(self, connection_point: int) -> None:
         assert 0 < connection_point < CONNECTION_POINTS_MAX, connection_point
         self._connection_point = connection_point
-        self.id_of: NDArray[np.int64] = np.full(64, _FREE, np.int64)
-        self.outbox_of: NDArray[np.int64] = np.zeros(64, np.int64)
-        self.client_id_of: NDArray[np.int64] = np.zeros(64, np.int64)
+        self.rows: NDArray[np.int64] = np.full((64, 3), _FREE, np.int64)
         self._generations: NDArray[np.uint16] = np.zeros(64, np.uint16)
         self._free = list(range(63, -1, -1))
 
@@ -43,27 +47,23 @@ class SubscriptionTable:
         place = self._free.pop()
         generation = int(self._generations[place])
         subscription = self._connection_point << CONNECTION_POINT_SHIFT | generation << _GENERATION_SHIFT | place
-        self.id_of[place] = subscription
-        self.outbox_of[place] = outbox
-        self.client_id_of[place] = client_id
+        self.rows[place] = subscription, outbox, client_id
         return subscription
 
     def hide(self, subscription: int) -> None:
         """From now on nothing is delivered to it; its place stays taken until the Matchers have forgotten it."""
         place = subscription & _PLACE_MASK
-        assert self.id_of[place] == subscription
-        self.id_of[place] = _FREE
+        assert self.rows[place, ID] == subscription
+        self.rows[place, ID] = _FREE
 
     def free(self, subscription: int) -> None:
         place = subscription & _PLACE_MASK
-        assert self.id_of[place] == _FREE
+        assert self.rows[place, ID] == _FREE
         self._generations[place] = (int(self._generations[place]) + 1) % _GENERATIONS
         self._free.append(place)
 
     def _grow(self) -> None:
-        size = len(self.id_of)
-        self.id_of = np.concatenate([self.id_of, np.full(size, _FREE, np.int64)])
-        self.outbox_of = np.concatenate([self.outbox_of, np.zeros(size, np.int64)])
-        self.client_id_of = np.concatenate([self.client_id_of, np.zeros(size, np.int64)])
+        size = len(self.rows)
+        self.rows = np.concatenate([self.rows, np.full((size, 3), _FREE, np.int64)])
         self._generations = np.concatenate([self._generations, np.zeros(size, np.uint16)])
         self._free = list(range(2 * size - 1, size - 1, -1))
