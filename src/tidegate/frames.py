@@ -111,7 +111,7 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
 class Delivered(msgspec.Struct, array_like=True, gc=False):
     """One notification as it reaches a connection: for one of its subscriptions, or for several."""
 
-    subscriptions: int | list[int]
+    subscriptions: int | tuple[int, ...]
     sequence: int
     notification: dict[str, Any]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator
+from copy import copy
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
@@ -28,7 +29,6 @@ from tidegate.frames import (
     Unsubscribe,
     Welcome,
     decode_body,
-    decode_deliver,
     encode_frame,
 )
 from tidegate.notification import PAYLOAD
@@ -37,22 +37,23 @@ WAITING_MAX: Final = 10_000
 PUBLISHERS_REMEMBERED_MAX: Final = 100_000
 
 
-class Delivery(msgspec.Struct, gc=False):
-    """A notification as it reached a subscription.
+class Delivery(Delivered, gc=False):
+    """A notification as it reached a subscription: decoded in one step with the frame that brought it.
 
     `missed` counts the deliveries that were lost just before it, because this program was slow and its policy is
     drop-oldest. `reconnected` is true for the first delivery after a reconnection: what was published meanwhile to a
     broker that was up is lost to this subscription."""
 
-    notification: dict[str, Any]
-    publisher: str
-    sequence: int
+    publisher: str = ""
     missed: int = 0
     reconnected: bool = False
 
     @property
     def payload(self) -> bytes | None:
         return self.notification.get(PAYLOAD)
+
+
+_decode_deliver: Final = msgspec.msgpack.Decoder(tuple[str, list[Delivery]]).decode
 
 
 @dataclass(frozen=True)
@@ -173,12 +174,12 @@ class Subscription:
         self._missed_before_next += missed
         self._missed += missed
 
-    def on_deliveries(self, publisher: str, deliveries: list[Delivered]) -> None:
+    def on_deliveries(self, publisher: str, deliveries: list[Delivery]) -> None:
         """Deliveries of one publisher, in its order."""
         last = self._last.get(publisher, 0)
         fresh = deliveries
         if deliveries[0].sequence <= last:
-            fresh = [delivered for delivered in deliveries if delivered.sequence > last]
+            fresh = [delivery for delivery in deliveries if delivery.sequence > last]
             self._doubled += len(deliveries) - len(fresh)
             if not fresh:
                 return
@@ -186,10 +187,9 @@ class Subscription:
         if len(self._last) > PUBLISHERS_REMEMBERED_MAX:
             self._last.popitem(last=False)
         self._received += len(fresh)
-        if self._missed_before_next or self._has_reconnected:
-            self._push_marked(publisher, fresh[0])
-            fresh = fresh[1:]
-        self._waiting.extend([Delivery(each.notification, publisher, each.sequence) for each in fresh])
+        fresh[0].missed, fresh[0].reconnected = self._missed_before_next, self._has_reconnected
+        self._missed_before_next, self._has_reconnected = 0, False
+        self._waiting.extend(fresh)
         self._wake.set()
 
     def on_failed(self, error: TidegateError) -> None:
@@ -197,13 +197,6 @@ class Subscription:
         self._wake.set()
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
-
-    def _push_marked(self, publisher: str, first: Delivered) -> None:
-        marked = Delivery(
-            first.notification, publisher, first.sequence, self._missed_before_next, self._has_reconnected
-        )
-        self._missed_before_next, self._has_reconnected = 0, False
-        self._waiting.append(marked)
 
 
 class Subscriber:
@@ -268,7 +261,7 @@ class Subscriber:
     def on_frame(self, kind: int, sequence: int, body: memoryview) -> None:
         match kind:
             case Kind.DELIVER:
-                self._on_deliver(*decode_deliver(body))
+                self._on_deliver(*_decode_deliver(body))
             case Kind.SUBSCRIBED:
                 if (subscription := self._subscriptions.get(sequence)) is not None:
                     subscription.on_ready()
@@ -306,16 +299,10 @@ class Subscriber:
                 await self._link.start(self._tasks)
                 self._is_up = True
 
-    def _on_deliver(self, publisher: str, deliveries: list[Delivered]) -> None:
-        by_number: dict[int, list[Delivered]] = {}
-        for delivered in deliveries:
-            numbers = delivered.subscriptions
-            if isinstance(numbers, int):
-                by_number.setdefault(numbers, []).append(delivered)
-            else:
-                for number in numbers:
-                    by_number.setdefault(number, []).append(delivered)
-        for number, mine in by_number.items():
+    def _on_deliver(self, publisher: str, deliveries: list[Delivery]) -> None:
+        for delivery in deliveries:
+            delivery.publisher = publisher
+        for number, mine in by_subscription(deliveries).items():
             subscription = self._subscriptions.get(number)
             if subscription is not None:
                 subscription.on_deliveries(publisher, mine)
@@ -336,3 +323,17 @@ class Subscriber:
         self._behind.discard(number)
         if not self._behind:
             self._link.resume_reading()
+
+
+def by_subscription(deliveries: list[Delivery]) -> dict[int, list[Delivery]]:
+    """Each subscription's own deliveries, in order. Most often all are for one, which then gets the list as it came."""
+    addressed = {delivery.subscriptions for delivery in deliveries}
+    if len(addressed) == 1 and isinstance(number := addressed.pop(), int):
+        return {number: deliveries}
+    mine: dict[int, list[Delivery]] = {}
+    for delivery in deliveries:
+        numbers = delivery.subscriptions
+        for number in (numbers,) if isinstance(numbers, int) else numbers:
+            # A copy, for each subscription marks its own with what was missed before it.
+            mine.setdefault(number, []).append(copy(delivery))
+    return mine
