@@ -42,6 +42,14 @@ class Batch(msgspec.Struct, gc=False):
     def last(self) -> int:
         return self.first + len(self.starts) - 1
 
+    @property
+    def size_bytes(self) -> int:
+        return int(self.stops[-1]) - int(self.starts[0])
+
+    def after(self, sequence: int) -> Batch:
+        """The notifications that come after this one of the publisher, which may be none."""
+        return self if sequence < self.first else self.part(sequence + 1 - self.first)
+
     def part(self, start: int, stop: int | None = None) -> Batch:
         """Some of its notifications, over the same bytes."""
         return Batch(self.publisher, self.first + start, self.data, self.starts[start:stop], self.stops[start:stop])

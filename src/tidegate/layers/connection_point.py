@@ -183,10 +183,10 @@ class ConnectionPoint:
         publisher = self._publishers.get(name)
         outputs: Outputs = []
         for given in batches:
-            fresh = given.part(min(max(publisher.accepted + 1 - given.first, 0), len(given)))
+            fresh = given.after(publisher.accepted)
             self._count.duplicates += len(given) - len(fresh)
             if len(fresh):
-                size_bytes = int(fresh.stops[-1] - fresh.starts[0])
+                size_bytes = fresh.size_bytes
                 publisher.accept(fresh.last, size_bytes)
                 self._bytes_under_way += size_bytes
                 self._count.accepted += len(fresh)

@@ -131,12 +131,11 @@ def by_connection_point(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> I
     """The matches of each Connection Point, which the id of a subscription names."""
     if not len(ids):
         return
-    numbers = ids >> CONNECTION_POINT_SHIFT
-    first = int(numbers[0])
-    if (numbers == first).all():
-        yield connection_point_name(first), (offsets, ids)
+    lowest = int(np.minimum.reduce(ids)) >> CONNECTION_POINT_SHIFT
+    if lowest == int(np.maximum.reduce(ids)) >> CONNECTION_POINT_SHIFT:
+        yield connection_point_name(lowest), (offsets, ids)
         return
-    places = _places(offsets)
+    numbers, places = ids >> CONNECTION_POINT_SHIFT, _places(offsets)
     for number in np.unique(numbers).tolist():
         mine = numbers == number
         yield connection_point_name(number), (_offsets(places[mine], len(offsets) - 1), ids[mine])

@@ -186,7 +186,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             case PublishAcknowledged():
                 self._acknowledged = frame.sequence
                 self._flush_soon()
-                self._resume_reading()
+                if not self._is_reading:
+                    self._resume_reading()
             case SubscriptionReady():
                 self._send(Kind.SUBSCRIBED, sequence=frame.client_id)
             case SubscriptionRefused():
