@@ -161,7 +161,8 @@ class Publisher:
 
     async def _append(self, notification: Mapping[str, Any], call: _Call | None) -> None:
         encoded = _encode_one(notification, self._frame_bytes_max)
-        await self._room()
+        if not self._has_room.is_set() or self._error is not None:
+            await self._room()
         if self._batch_bytes + len(encoded) > BATCH_BYTES:
             self._send_batch()
         self._sequence += 1
@@ -258,7 +259,8 @@ def _refused(refusals: dict[int, Refusal], of: str = "") -> NotificationError:
 
 
 def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
-    if not isinstance(notification, Mapping):
+    # Asking whether a dict is a Mapping takes nearly as long as encoding it.
+    if type(notification) is not dict and not isinstance(notification, Mapping):
         raise NotificationError("N215", f"{notification!r:.40} is no notification", 'publish mappings: {"NO2": 212}')
     try:
         encoded = _encode(notification)
