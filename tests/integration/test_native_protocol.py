@@ -184,7 +184,7 @@ class TestEverySubscriptionGetsExactlyWhatItMatches:
             client.subscribe(9, "n<5")
             client.send(publish(1, {"n": 1}, {"n": 9}, {"n": -1}))
             got = [(d.subscriptions, d.sequence) for _, d in client.take(3)]
-            assert got == [([7, 9], 1), (7, 2), (9, 3)]
+            assert got == [((7, 9), 1), (7, 2), (9, 3)]
 
 
 async def publish_mixed(broker: BrokerProcess, name: str, notifications: list[Notification]) -> None:
