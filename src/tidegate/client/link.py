@@ -27,7 +27,9 @@ from tidegate.frames import (
     split_frames,
 )
 
-READ_BYTES: Final = 256 * 1024
+# What a broker writes at once is up to 256 KiB: a subscriber that was busy takes several of these in one read.
+READ_BYTES: Final = 1024 * 1024
+WRITE_BYTES: Final = 256 * 1024
 PING_S: Final = 15.0
 SILENCE_S: Final = 45.0
 RECONNECT_FIRST_S: Final = 0.05
@@ -222,7 +224,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         # uvloop's transports have the methods, not the class.
         self._transport = cast(asyncio.Transport, transport)
         self.is_writable = True
-        self._transport.set_write_buffer_limits(high=READ_BYTES)
+        self._transport.set_write_buffer_limits(high=WRITE_BYTES)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
