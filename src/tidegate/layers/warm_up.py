@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tidegate.filters import Filter
+from tidegate.filters import Constraint, Filter, Operator
 from tidegate.frames import Kind, encode_frame
 from tidegate.layers.batch import Batch, BatchReader
 from tidegate.layers.delivery_writer import DeliveryWriter
 from tidegate.layers.index import SubscriptionIndex
+from tidegate.layers.index.packing import pack
 from tidegate.layers.subscription_table import SubscriptionTable
 
 
@@ -26,16 +27,20 @@ def warm_up() -> None:
 def _warm_up_index(batch: Batch, frame: bytes) -> None:
     """Enough distinct filters that the index grows every one of its arrays and tables, and a plan that is under way."""
     index = SubscriptionIndex()
-    for number in range(600):
-        index.add(number, Filter.parse(f"a{number}=={number}..{number + 1};b=={number},'text {number}'"))
+    ids = np.arange(600)
+    index.add_packed(ids, b"".join(pack(_distinct_filter(number)) for number in ids.tolist()))
     index.plan()
     index.maintain(300)
     index.match_batch(batch)
     index.match_frames(frame)
     index.filter_of(1)
     index.maintain(300)
-    for number in range(600):
-        index.remove(number)
+    index.remove_many(ids)
+
+
+def _distinct_filter(number: int) -> Filter:
+    interval = Constraint(f"a{number}", Operator.RANGE, (number, number + 1))
+    return Filter((interval, Constraint("b", Operator.EQUAL, (number, f"text {number}"))))
 
 
 if __name__ == "__main__":

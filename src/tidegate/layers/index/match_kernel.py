@@ -89,6 +89,7 @@ VALUE_COLUMNS = 8  # a line of the cache
 ATTRIBUTES_MAX = 64
 DIGITS = 20
 CANDIDATES = 1024
+LINE_WORDS = 8  # of the cache
 
 # places in `Context.counters`
 NOTIFICATIONS = 0
@@ -379,7 +380,9 @@ def collect_below(tree: t.Tree, context: Context, count: int) -> int:
     while k < count:
         node = np.int64(context.nodes[k])
         k += 1
-        prefetch(tree.entries, np.int64(tree.nodes[node, t.START]))
+        start = np.int64(tree.nodes[node, t.START])
+        for line in range(3):
+            prefetch(tree.entries, start + line * (LINE_WORDS // 2))
         place = np.int64(tree.nodes[node, t.DIMENSIONS])
         while place >= 0:
             about = np.int64(tree.dimensions[place, t.ABOUT])
@@ -593,6 +596,7 @@ def scan(
             if missed >= 0:
                 record = np.int64(filed & U(0xFFFFFFFF))
                 prefetch(filters.code, record)
+                prefetch(filters.code, record + LINE_WORDS - 1)
                 context.candidates[candidates] = record
                 candidates += 1
                 if candidates == CANDIDATES:

@@ -39,7 +39,7 @@ class Plan:
         if filters < FILTERS_MIN:
             return False
         return bool(
-            filters >= 4 * self.filters
+            filters >= 8 * self.filters
             or state[t.STRANGE_BOUNDS] > max(FILTERS_MIN, filters // 2)
             or state[t.NODES_FREED] > 4 * state[t.COUNTED] + 8 * FILTERS_MIN
             or (events >= ENOUGH_EVENTS and events >= 64 * self.events)

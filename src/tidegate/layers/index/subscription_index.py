@@ -87,7 +87,7 @@ class SubscriptionIndex:
         position = 0
         for start in range(0, len(ids), ADDED_AT_ONCE):
             some = ids[start : start + ADDED_AT_ONCE]
-            with self.lock.writing(), hashes_wrap():
+            with self.lock.writing, hashes_wrap():
                 position = self._add(some, data, position)
             self.maintain(2 * len(some) + MOVED_AT_ONCE)
 
@@ -98,7 +98,7 @@ class SubscriptionIndex:
 
     def remove_many(self, ids: NDArray[np.int64]) -> int:
         """Removes those that are there; how many were."""
-        with self.lock.writing(), hashes_wrap():
+        with self.lock.writing, hashes_wrap():
             removed = subscription_kernel.remove_subscriptions(
                 self.vocabulary,
                 self.filters,
@@ -134,7 +134,7 @@ class SubscriptionIndex:
 
     def filter_of(self, subscription: int) -> Filter:
         """The filter of a subscription, as the index understands it; KeyError when there is none."""
-        with self.lock.reading(), hashes_wrap():
+        with self.lock.reading, hashes_wrap():
             place = subscription_kernel.find_subscription(self.filters, subscription)
             if place < 0:
                 raise KeyError(subscription)
@@ -160,7 +160,7 @@ class SubscriptionIndex:
             ):
                 return False
             self.plan()
-        with self.lock.writing(), hashes_wrap():
+        with self.lock.writing, hashes_wrap():
             self._move(most)
         return self.old_tree is not self.tree
 
@@ -168,7 +168,7 @@ class SubscriptionIndex:
         """Makes a new plan, and an empty tree for it; `maintain` moves the filters over."""
         if self.old_tree is not self.tree:
             return
-        with self.lock.writing():
+        with self.lock.writing:
             tree = t.make_tree(self.vocabulary, generation=1 - int(self.tree.state[t.GENERATION]))
             tree.domains[:] = learn_domains(self.filters, len(tree.domains))
             for about in range(int(self.vocabulary.state[t.ATTRIBUTE_TOP])):

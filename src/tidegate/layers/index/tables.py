@@ -41,7 +41,7 @@ PREVIOUS: Final = 2
 # columns of `Tree.nodes`; free ones are linked by the first
 START: Final = 0  # of its entries
 COUNT: Final = 1
-CAPACITY: Final = 2  # 0 or a power of two
+CAPACITY: Final = 2  # 0 or the size of a block
 SPLIT: Final = 3  # 1 when entries that can be filed further have been
 DIMENSIONS: Final = 4  # head of its list in `dimensions`, or -1
 CHILDREN: Final = 5

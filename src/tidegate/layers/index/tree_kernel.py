@@ -29,6 +29,7 @@ from tidegate.layers.index.memory_kernel import (
     kernel,
     mix,
     release,
+    size_class,
     take,
 )
 from tidegate.layers.index.record_kernel import (
@@ -512,7 +513,7 @@ def append(tree: t.Tree, code: t.U64, node: int, record: int) -> None:
     nodes, state = tree.nodes, tree.state
     count, capacity = np.int64(nodes[node, t.COUNT]), np.int64(nodes[node, t.CAPACITY])
     if count == capacity:
-        larger = max(2 * capacity, 1)
+        _class, larger = size_class(capacity + max(capacity // 2, 1))
         start = allocate(tree.entries[:, t.GUARDS], state, t.ENTRY_TOP, larger)
         old = np.int64(nodes[node, t.START])
         for k in range(count):
