@@ -122,15 +122,20 @@ def order_constraints(
 
 
 @kernel
-def carry_histogram(old: t.Tree, new: t.Tree, about: int) -> None:
-    """Takes what was seen of an attribute's numbers over to another tree, where they are quantised in another way."""
-    if old.domains[about, t.IS_LEARNED] == 0.0:
-        return
-    for bucket in range(t.HISTOGRAM_BUCKETS):
-        place = (bucket << BUCKET_SHIFT) + (1 << BUCKET_SHIFT) // 2
-        segment = place // t.SEGMENT_PLACES
-        number = old.domains[about, t.SEGMENT_STARTS + segment]
-        scale = old.domains[about, t.SEGMENT_SCALES + segment]
-        if scale > 0.0:
-            number += (place % t.SEGMENT_PLACES) / scale
-        new.histogram[about, quantise(new.domains, about, number) >> BUCKET_SHIFT] += old.histogram[about, bucket]
+def carry_histograms(old: t.Tree, new: t.Tree, attributes: int) -> None:
+    """Takes what was seen of numbers over to another tree, where they are quantised in another way."""
+    for about in range(attributes):
+        if old.domains[about, t.IS_LEARNED] == 0.0:
+            continue
+        for bucket in range(t.HISTOGRAM_BUCKETS):
+            place = quantise(new.domains, about, middle_of(old.domains, about, bucket))
+            new.histogram[about, place >> BUCKET_SHIFT] += old.histogram[about, bucket]
+
+
+@inlined
+def middle_of(domains: t.F64, about: int, bucket: int) -> float:
+    """The number in the middle of a bucket of the histogram, by the attribute's domain."""
+    place = (bucket << BUCKET_SHIFT) + (1 << BUCKET_SHIFT) // 2
+    segment = place // t.SEGMENT_PLACES
+    number, scale = domains[about, t.SEGMENT_STARTS + segment], domains[about, t.SEGMENT_SCALES + segment]
+    return number + (place % t.SEGMENT_PLACES) / scale if scale > 0.0 else number

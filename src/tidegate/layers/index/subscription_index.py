@@ -26,7 +26,7 @@ from tidegate.filters import CONSTRAINTS_MAX, Explanation, Filter
 from tidegate.layers.batch import Batch
 from tidegate.layers.index import match_kernel, subscription_kernel, tree_kernel, vocabulary_kernel
 from tidegate.layers.index import tables as t
-from tidegate.layers.index.estimate_kernel import carry_histogram
+from tidegate.layers.index.estimate_kernel import carry_histograms
 from tidegate.layers.index.memory_kernel import hashes_wrap
 from tidegate.layers.index.packing import pack, unpack_record
 from tidegate.layers.index.planning import Plan, learn_domains
@@ -37,6 +37,7 @@ ATTRIBUTES_MAX: Final = 1 << 16
 EVENTS_REMEMBERED: Final = 1 << 20
 ADDED_AT_ONCE: Final = 4096
 MOVED_AT_ONCE: Final = 256
+LOOK_EVERY: Final = 64
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class SubscriptionIndex:
         self._reader = self.reader()
         self._plan = Plan()
         self._plans = 0
+        self._changed = 0  # subscriptions, since the writer last looked after the plan
         self._slot = 0  # of the filters, up to which they have moved to the new tree
 
     def __len__(self) -> int:
@@ -89,7 +91,7 @@ class SubscriptionIndex:
             some = ids[start : start + ADDED_AT_ONCE]
             with self.lock.writing, hashes_wrap():
                 position = self._add(some, data, position)
-            self.maintain(2 * len(some) + MOVED_AT_ONCE)
+            self._on_changes(len(some))
 
     def remove(self, subscription: int) -> None:
         """KeyError when there is no such subscription."""
@@ -107,7 +109,7 @@ class SubscriptionIndex:
                 self._scratch,
                 np.ascontiguousarray(ids, np.int64),
             )
-        self.maintain(2 * len(ids))
+        self._on_changes(len(ids))
         return int(removed)
 
     def reader(self) -> Reader:
@@ -171,8 +173,7 @@ class SubscriptionIndex:
         with self.lock.writing:
             tree = t.make_tree(self.vocabulary, generation=1 - int(self.tree.state[t.GENERATION]))
             tree.domains[:] = learn_domains(self.filters, len(tree.domains))
-            for about in range(int(self.vocabulary.state[t.ATTRIBUTE_TOP])):
-                carry_histogram(self.tree, tree, about)
+            carry_histograms(self.tree, tree, int(self.vocabulary.state[t.ATTRIBUTE_TOP]))
             self.old_tree, self.tree, self._slot = self.tree, tree, 0
             self._plan = Plan(int(self.filters.state[t.COUNTED]), int(self.vocabulary.state[t.EVENTS]))
             self._plans += 1
@@ -198,6 +199,13 @@ class SubscriptionIndex:
     def _counters(self) -> t.I64:
         counted: t.I64 = np.sum([reader.counters for reader in list(self._readers)], axis=0)
         return counted
+
+    def _on_changes(self, count: int) -> None:
+        """The writer of filters also keeps the index fast: twice as many as have changed move on to a new plan."""
+        self._changed += count
+        if self._changed >= LOOK_EVERY:
+            self.maintain(2 * self._changed)
+            self._changed = 0
 
     def _add(self, ids: NDArray[np.int64], data: NDArray[np.uint8], position: int) -> int:
         done, words = 0, self.vocabulary.state
