@@ -31,6 +31,11 @@ METRICS: Final[dict[tuple[str, str], tuple[str, str]]] = {
     ("access_point", "unacknowledged_batches"): ("batches_unacknowledged", "Batches under way in the layers"),
     ("matcher", "notifications"): ("notifications_matched_total", "Notifications matched"),
     ("matcher", "matches"): ("matches_total", "Subscriptions satisfied, over all notifications"),
+    ("matcher", "filters"): ("filters", "Distinct filters in the index"),
+    ("matcher", "index_bytes"): ("index_bytes", "Size of the index's arrays, used or not"),
+    ("matcher", "index_plans"): ("index_plans_total", "How often the index was planned anew"),
+    ("matcher", "entries_scanned"): ("index_entries_scanned_total", "Entries of the index that notifications met"),
+    ("matcher", "entries_verified"): ("index_entries_verified_total", "Filters compared in full"),
     ("exit_point", "incomplete_batches"): ("batches_incomplete", "Batches that wait for a Matcher"),
 }
 

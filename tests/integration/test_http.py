@@ -218,6 +218,7 @@ def test_metrics_count_what_happens() -> None:
             "publishers": 1,
             "bytes_under_way": 0,
             "matches_total": 3,
+            "filters": 2,
         }
         assert {name: seen[name] for name in expected} == expected
         wait_until(lambda: metrics(client)["subscriptions"] == metrics(client)["sessions"] == 0)

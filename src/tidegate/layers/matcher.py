@@ -22,6 +22,11 @@ class MatcherStatistics:
     subscriptions: int
     notifications: int
     matches: int
+    filters: int
+    index_bytes: int
+    index_plans: int
+    entries_scanned: int
+    entries_verified: int
 
 
 class Matcher:
@@ -63,4 +68,14 @@ class Matcher:
         return [(self._configuration.exit_point(batch.publisher), partial)]
 
     def statistics(self) -> MatcherStatistics:
-        return MatcherStatistics(len(self._versions), self._notifications, self._matches)
+        index = self._index.statistics()
+        return MatcherStatistics(
+            subscriptions=len(self._versions),
+            notifications=self._notifications,
+            matches=self._matches,
+            filters=index.filters,
+            index_bytes=index.bytes,
+            index_plans=index.plans,
+            entries_scanned=index.scanned,
+            entries_verified=index.verified,
+        )

@@ -128,6 +128,9 @@ def give_back(rows: t.I32, state: t.I64, free: int, column: int, row: int) -> No
     state[free] = row + 1
 
 
-def hashes_wrap() -> contextlib.AbstractContextManager[None]:
-    """Without the compiler the kernels run on numpy's integers, which warn where hashes wrap around, as they should."""
-    return np.errstate(over="ignore") if numba.config.DISABLE_JIT else contextlib.nullcontext()  # type: ignore[attr-defined]
+def silent_arithmetic() -> contextlib.AbstractContextManager[None]:
+    """Without the compiler the kernels run on numpy's numbers, which warn where hashes wrap around, and where infinity
+    is multiplied by the scale of a segment without width."""
+    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+        return np.errstate(over="ignore", invalid="ignore")
+    return contextlib.nullcontext()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tidegate.layers.index import match_kernel
 from tidegate.layers.index import tables as t
-from tidegate.layers.index.memory_kernel import hashes_wrap
+from tidegate.layers.index.memory_kernel import silent_arithmetic
 from tidegate.notification import check
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Reader:
     def match_maps(self, data: bytes, starts: NDArray[np.int64]) -> Matches:
         """The same for MessagePack maps at `starts` in `data`, which the door has checked."""
         view = np.frombuffer(data, np.uint8)
-        with self._index.lock.reading, hashes_wrap():
+        with self._index.lock.reading, silent_arithmetic():
             tree, old = self._index.tree, self._index.old_tree
             found = self._match_in(tree, view, starts)
             if old is tree:

@@ -27,7 +27,7 @@ from tidegate.layers.batch import Batch
 from tidegate.layers.index import match_kernel, subscription_kernel, tree_kernel, vocabulary_kernel
 from tidegate.layers.index import tables as t
 from tidegate.layers.index.estimate_kernel import carry_histograms
-from tidegate.layers.index.memory_kernel import hashes_wrap
+from tidegate.layers.index.memory_kernel import silent_arithmetic
 from tidegate.layers.index.packing import pack, unpack_record
 from tidegate.layers.index.planning import Plan, learn_domains
 from tidegate.layers.index.reader import Matches, Reader
@@ -89,7 +89,7 @@ class SubscriptionIndex:
         position = 0
         for start in range(0, len(ids), ADDED_AT_ONCE):
             some = ids[start : start + ADDED_AT_ONCE]
-            with self.lock.writing, hashes_wrap():
+            with self.lock.writing, silent_arithmetic():
                 position = self._add(some, data, position)
             self._on_changes(len(some))
 
@@ -100,7 +100,7 @@ class SubscriptionIndex:
 
     def remove_many(self, ids: NDArray[np.int64]) -> int:
         """Removes those that are there; how many were."""
-        with self.lock.writing, hashes_wrap():
+        with self.lock.writing, silent_arithmetic():
             removed = subscription_kernel.remove_subscriptions(
                 self.vocabulary,
                 self.filters,
@@ -136,7 +136,7 @@ class SubscriptionIndex:
 
     def filter_of(self, subscription: int) -> Filter:
         """The filter of a subscription, as the index understands it; KeyError when there is none."""
-        with self.lock.reading, hashes_wrap():
+        with self.lock.reading, silent_arithmetic():
             place = subscription_kernel.find_subscription(self.filters, subscription)
             if place < 0:
                 raise KeyError(subscription)
@@ -162,7 +162,7 @@ class SubscriptionIndex:
             ):
                 return False
             self.plan()
-        with self.lock.writing, hashes_wrap():
+        with self.lock.writing, silent_arithmetic():
             self._move(most)
         return self.old_tree is not self.tree
 
@@ -170,7 +170,7 @@ class SubscriptionIndex:
         """Makes a new plan, and an empty tree for it; `maintain` moves the filters over."""
         if self.old_tree is not self.tree:
             return
-        with self.lock.writing:
+        with self.lock.writing, silent_arithmetic():
             tree = t.make_tree(self.vocabulary, generation=1 - int(self.tree.state[t.GENERATION]))
             tree.domains[:] = learn_domains(self.filters, len(tree.domains))
             carry_histograms(self.tree, tree, int(self.vocabulary.state[t.ATTRIBUTE_TOP]))
