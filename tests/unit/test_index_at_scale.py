@@ -243,6 +243,21 @@ def test_more_attributes_than_can_be_numbered_are_refused_and_nothing_is_lost() 
     assert index.match([{"another": 1}]) == [[number]]
 
 
+def test_many_at_once_with_too_many_attributes_are_refused_at_the_first_that_has_no_room() -> None:
+    index = SubscriptionIndex()
+    filters = [many_names(number) for number in range(3000)]
+    with pytest.raises(Overloaded, match="L607"):
+        index.add_packed(np.arange(3000), b"".join(map(pack, filters)))
+    assert 2000 < len(index) < 2048
+    found = index.match([{f"n{number}_{k}": 1 for k in range(32)} for number in (0, len(index) - 1, len(index))])
+    assert found == [[0], [len(index) - 1], []]
+
+
+def test_a_negative_number_is_no_subscription() -> None:
+    with pytest.raises(ValueError, match="-1 is negative"):
+        SubscriptionIndex().add(-1, Filter.parse("a"))
+
+
 def test_what_no_door_would_let_in_is_refused() -> None:
     index = SubscriptionIndex()
     index.add(1, Filter.parse("a"))

@@ -36,12 +36,13 @@ class Plan:
 
     def is_outdated(self, filters: int, events: int, tree: t.Tree) -> bool:
         state = tree.state
+        if state[t.NODES_FREED] > 4 * state[t.COUNTED] + 8 * FILTERS_MIN:
+            return True
         if filters < FILTERS_MIN:
             return False
         return bool(
             filters >= 8 * self.filters
             or state[t.STRANGE_BOUNDS] > max(FILTERS_MIN, filters // 2)
-            or state[t.NODES_FREED] > 4 * state[t.COUNTED] + 8 * FILTERS_MIN
             or (events >= ENOUGH_EVENTS and events >= 64 * self.events)
         )
 

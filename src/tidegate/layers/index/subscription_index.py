@@ -33,7 +33,6 @@ from tidegate.layers.index.planning import Plan, learn_domains
 from tidegate.layers.index.reader import Matches, Reader
 from tidegate.layers.index.readers_and_writer import ReadersAndWriter
 
-ATTRIBUTES_MAX: Final = 1 << 16
 EVENTS_REMEMBERED: Final = 1 << 20
 ADDED_AT_ONCE: Final = 4096
 MOVED_AT_ONCE: Final = 256
@@ -59,7 +58,7 @@ class IndexStatistics:
 
 
 class SubscriptionIndex:
-    """`match` finds exactly the subscriptions whose `Filter.matches` says yes; ids are 0 to 2^62.
+    """`match` finds exactly the subscriptions whose `Filter.matches` says yes; ids are not negative.
 
     `add` raises Overloaded, and changes nothing, when filters name more attributes than the index can number."""
 
@@ -84,8 +83,10 @@ class SubscriptionIndex:
         self.add_packed(np.array([subscription], np.int64), pack(subscription_filter))
 
     def add_packed(self, ids: NDArray[np.int64], filters: bytes) -> None:
-        """Adds many: their packed filters stand one after another."""
+        """Adds many: their packed filters stand one after another. Those before one that is refused are added."""
         data, ids = np.frombuffer(filters, np.uint8), np.ascontiguousarray(ids, np.int64)
+        if len(ids) and ids.min() < 0:
+            raise ValueError(f"subscription {ids.min()} is negative; use numbers from 0 on")
         position = 0
         for start in range(0, len(ids), ADDED_AT_ONCE):
             some = ids[start : start + ADDED_AT_ONCE]
@@ -210,9 +211,9 @@ class SubscriptionIndex:
     def _add(self, ids: NDArray[np.int64], data: NDArray[np.uint8], position: int) -> int:
         done, words = 0, self.vocabulary.state
         while done < len(ids):
-            if words[t.ATTRIBUTES] + CONSTRAINTS_MAX >= ATTRIBUTES_MAX:
+            if words[t.ATTRIBUTES] + CONSTRAINTS_MAX >= t.ATTRIBUTES_MAX:
                 raise Overloaded(
-                    "L607", f"filters name {words[t.ATTRIBUTES]} attributes", f"use fewer than {ATTRIBUTES_MAX}"
+                    "L607", f"filters name {words[t.ATTRIBUTES]} attributes", f"use fewer than {t.ATTRIBUTES_MAX}"
                 )
             done, position = subscription_kernel.add_subscriptions(
                 self.vocabulary, self.filters, self.old_tree, self.tree, self._scratch, ids, done, data, position

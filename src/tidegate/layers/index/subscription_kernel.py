@@ -321,6 +321,7 @@ def has_margins(vocabulary: t.Vocabulary, filters: t.Filters) -> bool:
         and 2 * (words[t.COUNTED] + STRINGS_MARGIN) <= vocabulary.slots.shape[0]
         and words[t.WORDS_TOP] + WORDS_MARGIN <= vocabulary.words.shape[0]
         and words[t.ATTRIBUTE_TOP] + CONSTRAINTS_MAX <= vocabulary.attributes.shape[0]
+        and words[t.ATTRIBUTES] + CONSTRAINTS_MAX < t.ATTRIBUTES_MAX
         and records[t.TOP] + CODE_MARGIN <= filters.code.shape[0]
         and 2 * (records[t.COUNTED] + 1) <= filters.slots.shape[0]
         and records[t.SUBSCRIPTION_TOP] + 1 < filters.subscriptions.shape[0]

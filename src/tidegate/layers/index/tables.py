@@ -85,6 +85,7 @@ SIDES_BASE: Final = 5461
 CELLS_PER_ATTRIBUTE: Final = SIDES_BASE + 128
 CELL_BITS: Final = 13
 HISTOGRAM_BUCKETS: Final = 64
+ATTRIBUTES_MAX: Final = 1 << 16  # a record has 16 bits for one
 PATTERN_WORDS: Final = 1024
 OWN_PAGES: Final = 1 << 20
 
