@@ -6,6 +6,9 @@
     │   ├── NotificationError   N2xx  an attribute, a value, a size
     │   ├── ProtocolError       P3xx  a frame or a request that breaks its protocol
     │   ├── ConfigError         C4xx  a setting
+    │   ├── QueueError          Q9xx  a queue, a message, a receipt
+    │   │   ├── NoSuchQueue
+    │   │   └── ConflictingQueue
     │   └── (itself)            D8xx  a file of readings
     ├── NotAllowed              A5xx  no or a wrong token, a foreign origin
     ├── Overloaded              L6xx  a limit is reached; `retry_after_s` says when to come back
@@ -66,6 +69,24 @@ class ProtocolError(BadInput):
 
 class ConfigError(BadInput):
     """A setting that is unknown, of the wrong type, or unsafe."""
+
+
+class QueueError(BadInput):
+    """A queue's name or setting, a message, a receipt or a range that breaks the rules of docs/queues.md."""
+
+    status = 422
+
+
+class NoSuchQueue(QueueError):
+    """There is no queue or named subscription of that name."""
+
+    status = 404
+
+
+class ConflictingQueue(QueueError):
+    """It exists, and is not what is asked for."""
+
+    status = 409
 
 
 class NotAllowed(TidegateError):

@@ -1,0 +1,86 @@
+"""What dequeuing costs, by the paper's equations (4) and (5), with unit costs that are measured here.
+
+    Rc = E ce0 + Dh cdh0 + (sum of Ni) cdh + Dm cdm0 + M cM
+
+E messages enqueued a second, Dh hits a second that bring Ni messages each, Dm misses, M counts of a physical queue
+(only PMS has them). The paper writes E cdh0 for Dh cdh0, as if each hit brought one message. The cost of a hit is a
+straight line over its messages, fitted as they come; old samples fade.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+# The weight of the past after each sample: about the last thousand count.
+_FADE: Final = 0.999
+
+
+@dataclass(slots=True)
+class _Mean:
+    weight: float = 0.0
+    total: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.weight = _FADE * self.weight + 1.0
+        self.total = _FADE * self.total + value
+
+    @property
+    def value(self) -> float:
+        return self.total / self.weight if self.weight else 0.0
+
+
+@dataclass(frozen=True)
+class UnitCosts:
+    """Seconds each: `enqueue` a message (ce0), `hit` (cdh0), `hit_message` (cdh), `miss` (cdm0), `monitor` (cM)."""
+
+    enqueue_s: float
+    hit_s: float
+    hit_message_s: float
+    miss_s: float
+    monitor_s: float
+
+    def predict(self, enqueued: float, hits: float, messages: float, misses: float, monitored: float) -> float:
+        """The part of a core that the store's work takes, from rates a second."""
+        return (
+            enqueued * self.enqueue_s
+            + hits * self.hit_s
+            + messages * self.hit_message_s
+            + misses * self.miss_s
+            + monitored * self.monitor_s
+        )
+
+
+@dataclass(slots=True)
+class Costs:
+    _enqueue: _Mean = field(default_factory=_Mean)
+    _miss: _Mean = field(default_factory=_Mean)
+    _monitor: _Mean = field(default_factory=_Mean)
+    _count: _Mean = field(default_factory=_Mean)
+    _time: _Mean = field(default_factory=_Mean)
+    _count_squared: _Mean = field(default_factory=_Mean)
+    _count_time: _Mean = field(default_factory=_Mean)
+
+    def enqueued(self, messages: int, took_s: float) -> None:
+        self._enqueue.add(took_s / messages)
+
+    def missed(self, took_s: float) -> None:
+        self._miss.add(took_s)
+
+    def monitored(self, queues: int, took_s: float) -> None:
+        self._monitor.add(took_s / queues)
+
+    def hit(self, messages: int, took_s: float) -> None:
+        self._count.add(messages)
+        self._time.add(took_s)
+        self._count_squared.add(messages * messages)
+        self._count_time.add(messages * took_s)
+
+    def units(self) -> UnitCosts:
+        mean_count, mean_s = self._count.value, self._time.value
+        variance = self._count_squared.value - mean_count**2
+        slope_s = (self._count_time.value - mean_count * mean_s) / variance if variance > 1e-9 else 0.0
+        slope_s = min(max(0.0, slope_s), mean_s / mean_count if mean_count else 0.0)
+        return UnitCosts(
+            self._enqueue.value, mean_s - slope_s * mean_count, slope_s, self._miss.value, self._monitor.value
+        )

@@ -1,0 +1,111 @@
+"""Enqueue controller: the message has been accepted by a listener, and goes into one physical queue of a store.
+
+Which one? A message of a group always goes to its group's, so that the group keeps its order. A message that is named
+by device and sequence goes round-robin by that sequence: when it is sent again, through whichever controller, it comes
+to the same physical queue, which remembers it. All others of a batch go together to the next in turn.
+
+Acknowledged is what the store has made as durable as the queue demands; a queue that is full refuses the whole batch.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from tidegate.errors import QueueError
+from tidegate.messages import (
+    BATCH_MESSAGES_MAX,
+    HEADERS_MAX,
+    MESSAGE_BYTES_MAX,
+    TEXT_CHARACTERS_MAX,
+    Enqueued,
+    NewMessage,
+    Record,
+)
+from tidegate.queues.costs import Costs
+from tidegate.queues.definition import Definition
+from tidegate.queues.method import RoundRobin
+from tidegate.queues.records import seal
+from tidegate.queues.store import Entry, Store
+
+_SEQUENCE_MAX = 1 << 63
+
+
+class EnqueueController:
+    """Of one logical queue. Keeps only whose turn it is."""
+
+    def __init__(self, store: Store, definition: Definition, costs: Costs) -> None:
+        self.definition = definition
+        self._store = store
+        self._costs = costs
+        physical_queues = definition.settings.physical_queues
+        self._order = RoundRobin(physical_queues, random.randrange(physical_queues))  # noqa: S311
+
+    async def enqueue(self, messages: Sequence[NewMessage], *, make_room: bool = False) -> Enqueued:
+        """Returns when all are durable. With an error none of them may be; those with device and sequence can safely
+        be sent again."""
+        durability = self.definition.settings.durability or ""
+        if not messages:
+            return Enqueued(0, 0, durability)
+        if len(messages) > BATCH_MESSAGES_MAX:
+            raise QueueError("Q906", f"{len(messages)} messages in a batch", f"send at most {BATCH_MESSAGES_MAX}")
+        now_s = time.time()
+        batches: dict[int, list[Entry]] = {}
+        turn = self._order.next()
+        for index, message in enumerate(messages):
+            entry = _entry(message, index, now_s)
+            batches.setdefault(self._route(message, turn), []).append(entry)
+        began_s = time.perf_counter()
+        duplicates = await self._store.enqueue(self.definition.name, batches, make_room=make_room)
+        self._costs.enqueued(len(messages), time.perf_counter() - began_s)
+        return Enqueued(len(messages), duplicates, durability)
+
+    def _route(self, message: NewMessage, turn: int) -> int:
+        if message.group:
+            return crc32(message.group.encode()) % self.definition.settings.physical_queues
+        if message.device:
+            return (crc32(message.device.encode()) + message.sequence) % self.definition.settings.physical_queues
+        return turn
+
+
+def _entry(message: NewMessage, index: int, now_s: float) -> Entry:
+    _check(message, index)
+    sealed = seal(Record(message.group, now_s, message.body, message.device, message.sequence, message.headers))
+    if len(sealed) > MESSAGE_BYTES_MAX:
+        raise QueueError(
+            "Q905",
+            f"message [{index}] has {len(sealed)} bytes",
+            f"send at most {MESSAGE_BYTES_MAX}, or the address of where it lies",
+        )
+    return Entry(sealed, message.group, identity(message.device, message.sequence) if message.device else b"")
+
+
+def identity(device: str, sequence: int) -> bytes:
+    return blake2b(f"{sequence}:{device}".encode(), digest_size=16).digest()
+
+
+def _check(message: NewMessage, index: int) -> None:
+    if not len(memoryview(message.body)):
+        raise QueueError("Q905", f"message [{index}] is empty", "give it a body; null is one too")
+    for name, text in (("group", message.group), ("device", message.device)):
+        if len(text) > TEXT_CHARACTERS_MAX:
+            raise QueueError(
+                "Q905",
+                f"message [{index}]: the {name} has {len(text)} characters",
+                f"use at most {TEXT_CHARACTERS_MAX}",
+            )
+    if not 0 <= message.sequence < _SEQUENCE_MAX:
+        raise QueueError("Q905", f"message [{index}]: {message.sequence} is no sequence", "count from 0")
+    if len(message.headers) > HEADERS_MAX:
+        raise QueueError("Q905", f"message [{index}] has {len(message.headers)} headers", f"use at most {HEADERS_MAX}")
+
+
+def make_message(body: Any, **fields: Any) -> NewMessage:
+    """A message with any value as its body that MessagePack can carry."""
+    return NewMessage(msgspec.Raw(msgspec.msgpack.encode(body)), **fields)

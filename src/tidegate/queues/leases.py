@@ -1,0 +1,187 @@
+"""Leases of one physical queue: who has which message until when, and what is to be delivered again.
+
+A state machine without clock or disk; the LMDB store drives it. A message that was taken is *held* until it is deleted,
+released, or its deadline passes; then it waits to be delivered *again*, lowest sequence first. A release with a delay
+is a lease that nobody holds: its receipt is stale, its deadline is when the delay ends.
+
+While a message of a group is held, later ones of that group that the store comes across are set *behind* it. Invariant:
+a sequence is in at most one of held, again and behind; what is in none of them was never taken from the queue.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import Final
+
+NEVER: Final = float("inf")
+DEADLINES_KEPT: Final = 1024
+
+
+@dataclass(slots=True)
+class _Lease:
+    delivery: int
+    deadline_s: float
+    is_owned: bool = True
+
+
+@dataclass(slots=True)
+class Leases:
+    """`deliveries` holds how often each message was delivered that was, and is still there. Messages below
+    `delivered_below` were delivered once before the broker's last start, if nothing else is known of them."""
+
+    deliveries: dict[int, int] = field(default_factory=dict)
+    delivered_below: int = 0
+    expired: int = 0
+    _held: dict[int, _Lease] = field(default_factory=dict)
+    _deadlines: list[tuple[float, int]] = field(default_factory=list)
+    _again: list[int] = field(default_factory=list)
+    _waiting_again: set[int] = field(default_factory=set)
+    _groups: dict[int, str] = field(default_factory=dict)
+    _held_of_group: dict[str, int] = field(default_factory=dict)
+    _behind: dict[str, list[int]] = field(default_factory=dict)
+    _behind_count: int = 0
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def unavailable(self) -> int:
+        """Messages that cannot be given to anyone now."""
+        return len(self._held) + self._behind_count
+
+    @property
+    def behind(self) -> int:
+        return self._behind_count
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When the next lease may end; deadlines of leases that ended early are dropped on the way."""
+        while self._deadlines:
+            deadline_s, sequence = self._deadlines[0]
+            lease = self._held.get(sequence)
+            if lease is not None and lease.deadline_s == deadline_s:
+                return deadline_s
+            heapq.heappop(self._deadlines)
+        return NEVER
+
+    def expire(self, now_s: float) -> int:
+        """Ends the leases whose time is over; how many messages wait again because of it."""
+        count = 0
+        while self.next_deadline_s <= now_s:
+            _, sequence = heapq.heappop(self._deadlines)
+            self.expired += self._held[sequence].is_owned
+            self._put_again(sequence)
+            count += 1
+        return count
+
+    def pop_again(self) -> int | None:
+        """The lowest message that is to be delivered again, which the caller must grant, defer or forget."""
+        while self._again:
+            sequence = heapq.heappop(self._again)
+            if sequence in self._waiting_again:
+                self._waiting_again.discard(sequence)
+                return sequence
+        return None
+
+    def defer(self, sequence: int) -> None:
+        """It was popped and cannot be given now."""
+        self._waiting_again.add(sequence)
+        heapq.heappush(self._again, sequence)
+
+    def is_group_held(self, group: str) -> bool:
+        return group in self._held_of_group
+
+    def set_behind(self, sequence: int, group: str) -> None:
+        """A message of a group that is held waits until it is not."""
+        self._behind.setdefault(group, []).append(sequence)
+        self._behind_count += 1
+
+    def next_delivery(self, sequence: int) -> int:
+        return self.deliveries.get(sequence, int(sequence < self.delivered_below)) + 1
+
+    def grant(self, sequence: int, group: str, deadline_s: float) -> int:
+        """Its delivery number."""
+        assert sequence not in self._held, sequence
+        delivery = self.deliveries[sequence] = self.next_delivery(sequence)
+        self._hold(sequence, _Lease(delivery, deadline_s))
+        if group:
+            self._groups[sequence] = group
+            self._held_of_group[group] = self._held_of_group.get(group, 0) + 1
+        return delivery
+
+    def is_held(self, sequence: int, delivery: int) -> bool:
+        """Whether a receipt is good."""
+        lease = self._held.get(sequence)
+        return lease is not None and lease.delivery == delivery and lease.is_owned
+
+    def is_taken(self, sequence: int) -> bool:
+        """Whether it is leased, or its release is delayed."""
+        return sequence in self._held
+
+    def extend(self, sequence: int, deadline_s: float) -> None:
+        lease = self._held[sequence]
+        lease.deadline_s = deadline_s
+        self._remember_deadline(sequence, deadline_s)
+
+    def release(self, sequence: int, now_s: float, delay_s: float) -> None:
+        if delay_s > 0:
+            self._held[sequence].is_owned = False
+            self.extend(sequence, now_s + delay_s)
+        else:
+            self._put_again(sequence)
+
+    def give_back(self, sequence: int) -> None:
+        """The delivery has not happened."""
+        self.deliveries[sequence] -= 1
+        self._put_again(sequence)
+
+    def forget(self, sequence: int) -> None:
+        """The message is no longer in the queue, whatever state it was in."""
+        self.deliveries.pop(sequence, None)
+        self._waiting_again.discard(sequence)
+        if sequence in self._held:
+            self._end(sequence)
+
+    def forget_below(self, sequence: int) -> None:
+        """All messages below are no longer in the queue."""
+        known = self._held.keys() | self._waiting_again | self.deliveries.keys()
+        for gone in [known_sequence for known_sequence in known if known_sequence < sequence]:
+            self.forget(gone)
+        for group, waiting in list(self._behind.items()):
+            kept = [behind for behind in waiting if behind >= sequence]
+            self._behind_count -= len(waiting) - len(kept)
+            if kept:
+                self._behind[group] = kept
+            else:
+                del self._behind[group]
+
+    def _hold(self, sequence: int, lease: _Lease) -> None:
+        self._held[sequence] = lease
+        self._remember_deadline(sequence, lease.deadline_s)
+
+    def _remember_deadline(self, sequence: int, deadline_s: float) -> None:
+        """Most leases end long before their deadlines, which are left in the heap: it is made anew now and then."""
+        heapq.heappush(self._deadlines, (deadline_s, sequence))
+        if len(self._deadlines) > 2 * len(self._held) + DEADLINES_KEPT:
+            self._deadlines = [(lease.deadline_s, sequence) for sequence, lease in self._held.items()]
+            heapq.heapify(self._deadlines)
+
+    def _put_again(self, sequence: int) -> None:
+        self._waiting_again.add(sequence)
+        heapq.heappush(self._again, sequence)
+        self._end(sequence)
+
+    def _end(self, sequence: int) -> None:
+        del self._held[sequence]
+        group = self._groups.pop(sequence, "")
+        if not group:
+            return
+        self._held_of_group[group] -= 1
+        if not self._held_of_group[group]:
+            del self._held_of_group[group]
+            behind = self._behind.pop(group, [])
+            self._behind_count -= len(behind)
+            for waiting in behind:
+                self.defer(waiting)

@@ -1,0 +1,235 @@
+"""The logical queues of a broker, by name: what listeners, the queue point and the demo call.
+
+Each queue has an enqueue and a dequeue controller over the one store. Named durable subscriptions are queues too, of
+one physical queue, so that their subscriber gets notifications in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.errors import QueueError
+from tidegate.messages import (
+    VISIBILITY_S_MAX,
+    Dequeue,
+    Enqueued,
+    Kept,
+    Leased,
+    NewMessage,
+    Settle,
+    Settled,
+)
+from tidegate.queues.costs import Costs
+from tidegate.queues.definition import (
+    DEAD,
+    SUBSCRIPTION,
+    Definition,
+    QueueSettings,
+    check_change,
+    check_name,
+    parse_settings,
+)
+from tidegate.queues.dequeue_controller import DequeueController
+from tidegate.queues.enqueue_controller import EnqueueController
+from tidegate.queues.records import unseal
+from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
+from tidegate.queues.store import Store, no_such_queue
+
+READ_MESSAGES_MAX: Final = 10_000
+_SEQUENCE_MAX: Final = 1 << 62
+
+
+@dataclass
+class _LogicalQueue:
+    definition: Definition
+    enqueue_controller: EnqueueController
+    dequeue_controller: DequeueController
+    costs: Costs
+    rates: Rates = field(default_factory=Rates)
+
+
+class LogicalQueues:
+    """`on_change` is told of every definition that is made, changed or dropped (None), here or by another broker."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._queues: dict[str, _LogicalQueue] = {}
+        self.on_change: Callable[[str, Definition | None], None] = _ignore
+
+    async def open(self) -> None:
+        for definition in await self._store.open():
+            self._use(definition)
+        self._store.watch_definitions(self._on_definition)
+
+    async def close(self) -> None:
+        for queue in self._queues.values():
+            await queue.dequeue_controller.close()
+        await self._store.close()
+
+    # Definitions.
+
+    async def define(self, name: str, settings: Any) -> Definition:
+        """Makes a queue, or changes one; `settings` is a QueueSettings or a mapping from outside."""
+        return await self._define(check_name(name), settings)
+
+    async def define_subscription(self, name: str, text: str, policy: str = "block") -> Definition:
+        """A named durable subscription: a filter with a queue of its own. The same again changes nothing."""
+        settings = {"filter": text, "policy": policy, "physical_queues": 1}
+        return await self._define(SUBSCRIPTION + check_name(name), settings)
+
+    async def drop(self, name: str) -> None:
+        if name.endswith(DEAD):
+            raise QueueError("Q902", f"{name!r} holds the dead letters of a queue", "drop that queue")
+        self._get(name)
+        await self._store.drop(name)
+        await self._forget(name)
+
+    def definitions(self) -> list[Definition]:
+        """All queues, those of dead letters and of subscriptions too."""
+        return [queue.definition for queue in self._queues.values()]
+
+    def definition(self, name: str) -> Definition:
+        return self._get(name).definition
+
+    # Messages.
+
+    async def enqueue(self, name: str, messages: Sequence[NewMessage], *, make_room: bool = False) -> Enqueued:
+        """Returns when the messages are as durable as the queue demands."""
+        return await self._get(name).enqueue_controller.enqueue(messages, make_room=make_room)
+
+    async def dequeue(self, wanted: Dequeue) -> list[Leased]:
+        """Leases messages, when there are some; cancel it when the client goes away. Whoever cannot pass the messages
+        on settles them with `return`."""
+        return await self._get(wanted.queue).dequeue_controller.dequeue(wanted)
+
+    async def settle(self, settle: Settle) -> Settled:
+        queue, receipts = self._get(settle.queue), settle.receipts
+        match settle.action:
+            case "delete":
+                done = await self._store.delete(settle.queue, receipts)
+            case "extend":
+                seconds = _check_seconds("visibility_s", settle.visibility_s)
+                done = await self._store.extend(settle.queue, receipts, seconds)
+            case "release":
+                done = await self._store.release(settle.queue, receipts, _check_seconds("delay_s", settle.delay_s))
+            case "return":
+                done = await queue.dequeue_controller.give_back(receipts)
+            case _:
+                raise QueueError(
+                    "Q909", f"{settle.action!r} cannot be done to messages", "use delete, extend, release or return"
+                )
+        return Settled(done, len(receipts) - done)
+
+    async def read(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> list[Kept]:
+        """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken."""
+        self._check_physical(name, physical)
+        if not 0 <= start <= stop <= _SEQUENCE_MAX:
+            raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")
+        found = await self._store.read(name, physical, start, stop, min(messages_max, READ_MESSAGES_MAX))
+        kept = []
+        for sequence, sealed in found:
+            body = unseal(sealed)
+            if body is None:
+                await self._store.set_aside(name, physical, sequence)
+            else:
+                kept.append(Kept(sequence, msgspec.Raw(body)))
+        return kept
+
+    async def delete_below(self, name: str, physical: int, sequence: int) -> int:
+        """Deletes what lies below a sequence; again, it deletes nothing."""
+        self._check_physical(name, physical)
+        if not 0 <= sequence <= _SEQUENCE_MAX:
+            raise QueueError("Q908", f"{sequence} is no sequence", "count from 1")
+        return await self._store.delete_below(name, physical, sequence)
+
+    async def redrive(self, name: str, messages_max: int = READ_MESSAGES_MAX) -> int:
+        """Moves dead letters back into their queue."""
+        self._get(name + DEAD)
+        return await self._store.redrive(name, messages_max)
+
+    # Looking.
+
+    async def statistics(self, name: str) -> QueueStatistics:
+        queue = self._get(name)
+        levels = await self._store.levels(name)
+        dead = await self._store.levels(name + DEAD) if not name.endswith(DEAD) else []
+        return make_statistics(
+            queue.definition,
+            levels,
+            sum(level.messages for level in dead),
+            self._store.counts(name),
+            queue.dequeue_controller,
+            queue.costs,
+            queue.rates,
+        )
+
+    # Inside.
+
+    def _get(self, name: str) -> _LogicalQueue:
+        queue = self._queues.get(name)
+        if queue is None:
+            raise no_such_queue(name)
+        return queue
+
+    def _check_physical(self, name: str, physical: int) -> None:
+        count = self._get(name).definition.settings.physical_queues
+        if not 0 <= physical < count:
+            raise QueueError("Q908", f"{name!r} has no physical queue {physical}", f"use 0 to {count - 1}")
+
+    async def _define(self, name: str, given: Any) -> Definition:
+        settings = given if isinstance(given, QueueSettings) else parse_settings(given)
+        known = self._queues.get(name)
+        if known is not None:
+            if settings.durability is None:
+                settings = msgspec.structs.replace(settings, durability=known.definition.settings.durability)
+            check_change(known.definition, settings)
+            if settings == known.definition.settings:
+                return known.definition
+        definition = await self._store.define(Definition(name, settings))
+        self._use(definition)
+        self._use(definition.dead_letters())
+        return definition
+
+    def _use(self, definition: Definition) -> None:
+        known = self._queues.get(definition.name)
+        if known is None:
+            costs = Costs()
+            self._queues[definition.name] = _LogicalQueue(
+                definition,
+                EnqueueController(self._store, definition, costs),
+                DequeueController(self._store, definition, costs),
+                costs,
+            )
+        else:
+            known.definition = known.enqueue_controller.definition = definition
+            known.dequeue_controller.redefine(definition)
+        self.on_change(definition.name, definition)
+
+    async def _forget(self, name: str) -> None:
+        for each in (name, name + DEAD):
+            queue = self._queues.pop(each, None)
+            if queue is not None:
+                await queue.dequeue_controller.close()
+                self.on_change(each, None)
+
+    async def _on_definition(self, name: str, definition: Definition | None) -> None:
+        """Another broker on this store has made, changed or dropped a queue."""
+        if definition is None:
+            await self._forget(name)
+        elif name not in self._queues or self._queues[name].definition != definition:
+            self._use(definition)
+            self._use(definition.dead_letters())
+
+
+def _check_seconds(name: str, seconds: float) -> float:
+    if not 0 <= seconds <= VISIBILITY_S_MAX:
+        raise QueueError("Q908", f"{name} is {seconds}", f"use 0 to {VISIBILITY_S_MAX:g} seconds")
+    return seconds
+
+
+def _ignore(_name: str, _definition: Definition | None) -> None:
+    """Nobody asks."""

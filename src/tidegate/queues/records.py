@@ -1,0 +1,48 @@
+"""Records as a store keeps them: sealed with a checksum, so that what a disk has spoilt is not taken for a message.
+
+A sealed record is a CRC-32 (little-endian) and the `Record` in MessagePack. Its group stands first in it; nearly all
+messages have none, which one byte tells.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+from zlib import crc32
+
+import msgspec
+
+from tidegate.messages import Record
+
+_CHECKSUM: Final = struct.Struct("<I")
+_BODY: Final = _CHECKSUM.size
+# An array of six, then an empty string: a record without a group.
+_NO_GROUP: Final = b"\x96\xa0"
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+def seal(record: Record) -> bytes:
+    body = _encode(record)
+    return _CHECKSUM.pack(crc32(body)) + body
+
+
+def unseal(sealed: bytes) -> bytes | None:
+    """The record in MessagePack; None for one that is corrupt."""
+    body = sealed[_BODY:]
+    return body if len(sealed) > _BODY and _CHECKSUM.unpack_from(sealed)[0] == crc32(body) else None
+
+
+def group_of(sealed: bytes) -> str:
+    """The group of a sealed record; none for a corrupt one, whose reader will notice."""
+    if sealed[_BODY : _BODY + 2] == _NO_GROUP:
+        return ""
+    try:
+        return _decode(sealed[_BODY:]).group
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+
+
+def decode_record(body: bytes | msgspec.Raw) -> Record:
+    return _decode(body)

@@ -1,0 +1,188 @@
+"""What a store of physical queues can do; `stores/` has one for LMDB and one for Redis, with one suite of tests.
+
+A store decides everything that must be decided in one place: which number a message gets, whether it was there
+before, who has leased it and until when, how often it was delivered, and when it is a dead letter. So controllers
+keep nothing that matters.
+
+A lease gives, in this order: what is to be delivered again, then what was never delivered. Three rules hold in it:
+
+- messages of one group are delivered in order: while one of them is leased, later ones are not given to others;
+- a message that failed twice, or that has one delivery left, is given alone, so that a poison message condemns none of
+  its neighbours;
+- a message that was delivered `max_deliveries` times moves to the dead-letter queue, to the physical queue of the same
+  number, in the same step in which it would have been delivered again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, TypeAlias
+
+from tidegate.errors import NoSuchQueue, Overloaded, QueueError, Unavailable
+from tidegate.queues.definition import Definition, Durability
+
+# Deliveries of a batch that failed before each of its messages is tried alone.
+SUSPECT_AFTER: int = 2
+
+# (physical queue, messages that can be leased there now)
+OnReady: TypeAlias = Callable[[int, int], None]
+
+
+class Entry(NamedTuple):
+    """A message on its way into a physical queue. `identity` names it for deduplication, if it has a name."""
+
+    sealed: bytes
+    group: str = ""
+    identity: bytes = b""
+
+
+class Grant(NamedTuple):
+    """One leased message."""
+
+    sequence: int
+    delivery: int
+    receipt: str
+    sealed: bytes
+
+
+class Granted(NamedTuple):
+    """What a lease has given, and how many messages can be leased after it."""
+
+    grants: list[Grant]
+    waiting: int
+
+
+@dataclass(frozen=True)
+class Level:
+    """How full a physical queue is. `waiting` can be leased now; `oldest_at` is when the oldest message came, or None;
+    sequences from `first` to below `next` are, or were, in it."""
+
+    messages: int
+    bytes: int
+    waiting: int
+    leased: int
+    oldest_at: float | None
+    first: int
+    next: int
+
+
+@dataclass
+class StoreCounts:
+    """What has happened to a logical queue in this store, as this process has seen it."""
+
+    enqueued: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    dropped: int = 0
+    deleted: int = 0
+    redelivered: int = 0
+    expired: int = 0
+    dead_lettered: int = 0
+    corrupt: int = 0
+
+
+class Store(Protocol):
+    """All methods but the marked ones may wait for a disk or a network; each is done wholly or not at all, except that
+    an enqueue into several physical queues of Redis is done for each of them."""
+
+    async def open(self) -> list[Definition]:
+        """Makes it ready; the queues that it has."""
+
+    async def close(self) -> None: ...
+
+    async def define(self, definition: Definition) -> Definition:
+        """Makes a queue with its dead-letter queue, or changes its settings; as it is from now on."""
+
+    async def drop(self, name: str) -> None:
+        """The queue, its dead letters and all their messages are gone."""
+
+    def watch_definitions(self, changed: Callable[[str, Definition | None], Awaitable[None]]) -> None:
+        """Does not wait. Tells of queues that other processes make, change or drop (None)."""
+
+    async def enqueue(self, queue: str, batches: dict[int, list[Entry]], *, make_room: bool = False) -> int:
+        """Puts entries into physical queues; durable when it returns the number of duplicates among them. Overloaded
+        when they do not fit; with `make_room` the oldest messages go instead."""
+
+    async def lease(
+        self, queue: str, physical: int, messages_max: int, bytes_max: int, visibility_s: float
+    ) -> Granted: ...
+
+    async def delete(self, queue: str, receipts: list[str]) -> int:
+        """How many were deleted; the other receipts are stale. So for the three below."""
+
+    async def extend(self, queue: str, receipts: list[str], visibility_s: float) -> int: ...
+
+    async def release(self, queue: str, receipts: list[str], delay_s: float) -> int: ...
+
+    async def give_back(self, queue: str, receipts: list[str]) -> int:
+        """As release without delay, and the delivery does not count."""
+
+    async def read(
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int
+    ) -> list[tuple[int, bytes]]:
+        """Messages with sequences from `start` to below `stop`, sealed, leased or not."""
+
+    async def delete_below(self, queue: str, physical: int, sequence: int) -> int: ...
+
+    async def set_aside(self, queue: str, physical: int, sequence: int) -> None:
+        """Takes a corrupt record out of the queue and keeps it for whoever looks into the store."""
+
+    async def redrive(self, queue: str, messages_max: int) -> int:
+        """Moves dead letters back into their queue, as never delivered; how many."""
+
+    async def levels(self, queue: str) -> list[Level]:
+        """One a physical queue."""
+
+    def counts(self, queue: str) -> StoreCounts:
+        """Does not wait."""
+
+    def watch(self, queue: str, on_ready: OnReady) -> None:
+        """Does not wait. `on_ready` is called in the event loop when messages of a physical queue can be leased that
+        could not before: always by a store in this process, while `listen` is on by another."""
+
+    def listen(self, queue: str, *, is_on: bool) -> None:
+        """Does not wait. Somebody waits for messages, or nobody does."""
+
+
+class Receipt(NamedTuple):
+    """Which message, and which of its deliveries; `epoch` is of the store's start where leases end with the process."""
+
+    physical: int
+    sequence: int
+    delivery: int
+    epoch: str
+
+    @classmethod
+    def parse(cls, text: str) -> Receipt:
+        try:
+            physical, sequence, delivery, epoch = text.split(".")
+            return cls(int(physical), int(sequence), int(delivery), epoch)
+        except ValueError:
+            raise QueueError("Q907", f"{text[:80]!r} is no receipt", "use those that a dequeue has given") from None
+
+
+def is_alone(delivery: int, max_deliveries: int) -> bool:
+    """Whether a message is given alone in this delivery of it."""
+    return delivery > SUSPECT_AFTER or (delivery > 1 and delivery == max_deliveries)
+
+
+def no_such_queue(name: str) -> NoSuchQueue:
+    return NoSuchQueue("Q901", f"there is no queue {name!r}", "make it first: tidegate queue create, or PUT /v1/queues")
+
+
+def queue_full(name: str, what: str, bound: str) -> Overloaded:
+    return Overloaded(
+        "L606",
+        f"queue {name!r} is full: {what}",
+        f"come back when consumers have deleted some, or raise its {bound}",
+        retry_after_s=2.0,
+    )
+
+
+def store_failed(what: str) -> Unavailable:
+    return Unavailable("U706", f"the store of the queues has failed: {what}", "nothing was accepted; see to the store")
+
+
+def durability_rank(durability: Durability) -> int:
+    return ("memory", "os", "fsync").index(durability)

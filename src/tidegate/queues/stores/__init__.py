@@ -1,0 +1,1 @@
+"""Stores of physical queues: LMDB in the broker's own process, Redis Streams for several brokers."""

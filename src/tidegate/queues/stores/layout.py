@@ -1,0 +1,117 @@
+"""How queues lie in LMDB: keys that sort as the queues are read, so that a range read is one walk of a cursor.
+
+| database | key | value |
+|---|---|---|
+| queues | name | number, settings |
+| messages | queue, physical queue, sequence | sealed record |
+| counters | queue, physical queue | next sequence, messages, bytes, delivered below |
+| deliveries | as messages | how often delivered, where that is more than once |
+| identities | queue, physical queue, time, sequence | digests of what a commit brought |
+| aside | as messages | what was there in place of a record |
+
+Numbers in keys are big-endian. A number of a queue is never used again.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final, NamedTuple, cast
+
+import lmdb
+
+from tidegate.queues.stores.group_commit import GroupCommit
+
+PREFIX: Final = struct.Struct(">IH")
+KEY: Final = struct.Struct(">IHQ")
+IDENTITY_KEY: Final = struct.Struct(">IHQQ")
+IDENTITY_BYTES: Final = 16
+_COUNTERS: Final = struct.Struct("<QQQQ")
+_DELIVERIES: Final = struct.Struct("<I")
+
+
+class Counters(NamedTuple):
+    """What must be known of a physical queue without reading its messages."""
+
+    next: int = 1
+    messages: int = 0
+    size_bytes: int = 0
+    delivered_below: int = 0
+
+
+@dataclass
+class Databases:
+    """The databases of one environment."""
+
+    commit: GroupCommit
+
+    def __post_init__(self) -> None:
+        self.queues = self.commit.open_database("queues")
+        self.messages = self.commit.open_database("messages")
+        self.counters = self.commit.open_database("counters")
+        self.deliveries = self.commit.open_database("deliveries")
+        self.identities = self.commit.open_database("identities")
+        self.aside = self.commit.open_database("aside")
+
+    def read_counters(self, transaction: lmdb.Transaction, prefix: bytes) -> Counters:
+        value = transaction.get(prefix, db=self.counters)
+        return Counters() if value is None else Counters(*_COUNTERS.unpack(value))
+
+    def add_to_counters(
+        self, transaction: lmdb.Transaction, prefix: bytes, messages: int, size_bytes: int, next_: int, delivered: int
+    ) -> None:
+        """Differences, not values: a group that fails must not leave its traces in the ones after it."""
+        now = self.read_counters(transaction, prefix)
+        value = _COUNTERS.pack(
+            max(now.next, next_),
+            now.messages + messages,
+            now.size_bytes + size_bytes,
+            max(now.delivered_below, delivered),
+        )
+        transaction.put(prefix, value, db=self.counters)
+
+    def write_deliveries(self, transaction: lmdb.Transaction, key: bytes, deliveries: int) -> None:
+        transaction.put(key, _DELIVERIES.pack(deliveries), db=self.deliveries)
+
+    def read_deliveries(self, transaction: lmdb.Transaction, prefix: bytes) -> dict[int, int]:
+        cursor = transaction.cursor(db=self.deliveries)
+        found: dict[int, int] = {}
+        is_there = cursor.set_range(prefix)
+        while is_there and key_of(cursor).startswith(prefix):
+            found[KEY.unpack(cursor.key())[2]] = _DELIVERIES.unpack(cursor.value())[0]
+            is_there = cursor.next()
+        return found
+
+    def remove(self, transaction: lmdb.Transaction, key: bytes, *, was_redelivered: bool) -> int:
+        """A message and what is known of it; its size, or 0 when it was not there."""
+        value = transaction.pop(key, db=self.messages)
+        if was_redelivered:
+            transaction.delete(key, db=self.deliveries)
+        return 0 if value is None else len(value)
+
+    def clear(self, transaction: lmdb.Transaction, prefix: bytes, entries_max: int) -> bool:
+        """Removes what there is of a physical queue, some entries at a time; false when more is left."""
+        left = entries_max
+        for database in (self.messages, self.deliveries, self.identities, self.aside):
+            cursor = transaction.cursor(db=database)
+            is_there = cursor.set_range(prefix)
+            while is_there and key_of(cursor).startswith(prefix):
+                if not left:
+                    return False
+                left -= 1
+                is_there = cursor.delete()
+        transaction.delete(prefix, db=self.counters)
+        return True
+
+
+def key_of(cursor: lmdb.Cursor) -> bytes:
+    """Transactions here give bytes, not views."""
+    return cast(bytes, cursor.key())
+
+
+def value_of(cursor: lmdb.Cursor) -> bytes:
+    return cast(bytes, cursor.value())
+
+
+def sequence_of(key: bytes) -> int:
+    return int.from_bytes(key[-8:], "big")

@@ -1,0 +1,153 @@
+"""A physical queue of the LMDB store, as the broker's process knows it: counts, leases, and where reading stands.
+
+The messages are on the disk; here is only what must not be asked of it: how many there are, which number comes next,
+which message is the first that was never taken (`cursor`), who has leased what, and which identities came lately. So
+a million messages that wait cost no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import cast
+
+import lmdb
+
+from tidegate.queues.definition import QueueSettings
+from tidegate.queues.leases import Leases
+from tidegate.queues.records import group_of
+from tidegate.queues.store import is_alone
+from tidegate.queues.stores.layout import KEY, PREFIX, Counters, key_of, value_of
+
+# Messages behind a held group that are stepped over and remembered, before a lease stops looking further.
+BEHIND_MAX = 10_000
+
+
+@dataclass(slots=True)
+class PhysicalQueue:
+    """`messages` of `size_bytes` are on the disk, of which `leaving` are about to go; `next` counts what is on its way
+    there too. Below `dropped_below` the oldest were dropped to make room."""
+
+    queue: int
+    number: int
+    leases: Leases = field(default_factory=Leases)
+    next: int = 1
+    committed_below: int = 1
+    cursor: int = 1
+    messages: int = 0
+    size_bytes: int = 0
+    leaving: int = 0
+    dropped_below: int = 0
+    identities: dict[bytes, float] = field(default_factory=dict)
+    wakes_at_s: float = float("inf")
+
+    @property
+    def prefix(self) -> bytes:
+        return PREFIX.pack(self.queue, self.number)
+
+    @property
+    def waiting(self) -> int:
+        return max(0, self.messages - self.leaving - self.leases.unavailable)
+
+    def key(self, sequence: int) -> bytes:
+        return KEY.pack(self.queue, self.number, sequence)
+
+    def load(self, counters: Counters, deliveries: dict[int, int]) -> None:
+        self.next = self.committed_below = counters.next
+        self.messages, self.size_bytes = counters.messages, counters.size_bytes
+        self.leases.delivered_below = counters.delivered_below
+        self.leases.deliveries = deliveries
+
+    def forget_identities(self, before_s: float, count_max: int) -> None:
+        """Those that are too old or too many, oldest first."""
+        surplus = len(self.identities) - count_max
+        old: list[bytes] = []
+        for identity, came_s in self.identities.items():
+            if came_s >= before_s and len(old) >= surplus:
+                break
+            old.append(identity)
+        for identity in old:
+            del self.identities[identity]
+
+    def candidates(self, cursor: lmdb.Cursor) -> Iterator[tuple[int, bytes, bool]]:
+        """(sequence, sealed record, whether it waits to be delivered again) in the order of delivery."""
+        while (sequence := self.leases.pop_again()) is not None:
+            sealed = cast("bytes | None", cursor.get(self.key(sequence)))
+            if sealed is None:
+                self.leases.forget(sequence)
+            else:
+                yield sequence, sealed, True
+        is_there = cursor.set_range(self.key(self.cursor))
+        while is_there:
+            queue, number, sequence = KEY.unpack(key_of(cursor))
+            if (queue, number) != (self.queue, self.number) or sequence >= self.committed_below:
+                return
+            yield sequence, value_of(cursor), False
+            is_there = cursor.next()
+
+
+@dataclass(slots=True)
+class Selection:
+    """What one lease takes of a queue, as (sequence, delivery, sealed record): messages to grant, and messages that
+    have been delivered too often. Its messages of one group may follow each other; another's may not."""
+
+    queue: PhysicalQueue
+    settings: QueueSettings
+    messages_max: int
+    bytes_max: int
+    deadline_s: float
+    granted: list[tuple[int, int, bytes]] = field(default_factory=list)
+    dead: list[tuple[int, int, bytes]] = field(default_factory=list)
+    _size_bytes: int = 0
+    _groups: set[str] = field(default_factory=set)
+    _deferred: list[int] = field(default_factory=list)
+
+    def take(self, cursor: lmdb.Cursor) -> None:
+        """Chooses and grants messages by the rules of `queues.store`."""
+        self.messages_max = min(self.messages_max, self.settings.leased_max - self.queue.leases.held)
+        for sequence, sealed, is_again in self.queue.candidates(cursor):
+            if not self._consider(sequence, sealed, is_again):
+                break
+        for sequence in self._deferred:
+            self.queue.leases.defer(sequence)
+
+    def _consider(self, sequence: int, sealed: bytes, is_again: bool) -> bool:
+        """False when nothing more is to be taken."""
+        leases = self.queue.leases
+        group = group_of(sealed)
+        if group and leases.is_group_held(group) and group not in self._groups:
+            return self._set_behind(sequence, group, is_again)
+        delivery = leases.next_delivery(sequence)
+        is_dead = 0 < self.settings.max_deliveries < delivery
+        must_be_alone = is_alone(delivery, self.settings.max_deliveries)
+        if not is_dead and (self._is_full(len(sealed)) or (must_be_alone and self.granted)):
+            if is_again:
+                self._deferred.append(sequence)
+            return False
+        if not is_again:
+            self.queue.cursor = sequence + 1
+        if is_dead:
+            leases.forget(sequence)
+            self.dead.append((sequence, delivery - 1, sealed))
+            return True
+        leases.grant(sequence, group, self.deadline_s)
+        self._groups.add(group)
+        self._size_bytes += len(sealed)
+        self.granted.append((sequence, delivery, sealed))
+        return not must_be_alone
+
+    def _is_full(self, size_bytes: int) -> bool:
+        if len(self.granted) >= self.messages_max:
+            return True
+        return bool(self.granted) and self._size_bytes + size_bytes > self.bytes_max
+
+    def _set_behind(self, sequence: int, group: str, is_again: bool) -> bool:
+        """Another lease holds a message of the same group."""
+        if is_again:
+            self._deferred.append(sequence)
+        elif self.queue.leases.behind < BEHIND_MAX:
+            self.queue.leases.set_behind(sequence, group)
+            self.queue.cursor = sequence + 1
+        else:
+            return False
+        return True

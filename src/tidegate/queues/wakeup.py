@@ -1,0 +1,112 @@
+"""Wake-up: a request is held until messages have come, and the store is asked only when it has some.
+
+No sleep time to choose: the store tells of messages, and the request that has waited longest gets them. A request that
+wants at least `min` messages is held until so many wait, or until the oldest of them has waited for `linger_s`: fewer
+and fuller answers for a bounded delay. It is topped up from other physical queues that are known to have messages.
+
+What may go wrong: a wake-up is lost (another controller died with it, a connection broke). A slow safety check asks
+the store for its counts while requests are held, and tells of them as if they had just come.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tidegate.queues.method import REPLY, TRIES_MAX, Park, Request, Step, Try
+
+
+class Wakeup:
+    """`_waiting[i]`: messages that physical queue i is known to have, and `_since_s` when the oldest of them all came,
+    as far as this controller knows. Messages that a woken request is about to take are promised to it."""
+
+    monitor_period_s: float | None = None
+    wants_wakeups = True
+    sleep_s = 0.0
+
+    def __init__(self, physical_queues: int, start: int, linger_s: float) -> None:
+        self._waiting = [0] * physical_queues
+        self._linger_s = linger_s
+        self._since_s = 0.0
+        self._parked: OrderedDict[int, Request] = OrderedDict()
+        self._promised: dict[int, int] = {}
+        self._next = start % physical_queues
+
+    def on_request(self, request: Request, now_s: float) -> Step:
+        return self._next_step(request, now_s)
+
+    def on_result(self, request: Request, physical: int, got: int, waiting: int, now_s: float) -> Step:
+        self._note(physical, waiting, now_s)
+        if request.wants <= 0 or (request.got and request.tries >= TRIES_MAX):
+            return self._done(request)
+        ready = self._fullest()
+        if request.got:
+            return self._done(request) if ready is None else Try(ready)
+        self._promised.pop(id(request), None)
+        if request.tries >= TRIES_MAX and now_s < request.deadline_s:
+            request.tries = 0
+        return self._next_step(request, now_s)
+
+    def on_time(self, request: Request, now_s: float) -> Step:
+        return self._next_step(request, now_s)
+
+    def on_ready(self, physical: int, waiting: int, now_s: float) -> list[tuple[Request, float]]:
+        self._note(physical, waiting, now_s)
+        return self._wake(now_s)
+
+    def on_counts(self, counts: Sequence[int], now_s: float) -> None:
+        """It is told of every change."""
+
+    def on_gone(self, request: Request) -> list[tuple[Request, float]]:
+        self._parked.pop(id(request), None)
+        self._promised.pop(id(request), None)
+        return self._wake(self._since_s)
+
+    def _note(self, physical: int, waiting: int, now_s: float) -> None:
+        if waiting and not any(self._waiting):
+            self._since_s = now_s
+        self._waiting[physical] = waiting
+
+    def _unpromised(self) -> int:
+        return sum(self._waiting) - sum(self._promised.values())
+
+    def _next_step(self, request: Request, now_s: float) -> Step:
+        """Served when enough wait, or some for long enough; otherwise parked until then, at most to its deadline."""
+        self._parked.pop(id(request), None)
+        available = self._unpromised()
+        is_due = available > 0 and (
+            available >= request.min or now_s >= min(self._since_s + self._linger_s, request.deadline_s)
+        )
+        if is_due and (ready := self._fullest()) is not None:
+            self._promised[id(request)] = min(available, request.wants)
+            return Try(ready)
+        if now_s >= request.deadline_s:
+            return self._done(request)
+        self._parked[id(request)] = request
+        return Park(self._asked_at(request, available))
+
+    def _asked_at(self, request: Request, available: int) -> float:
+        return min(self._since_s + self._linger_s, request.deadline_s) if available > 0 else request.deadline_s
+
+    def _wake(self, now_s: float) -> list[tuple[Request, float]]:
+        """The requests that have waited longest, as many as there are messages for; others when they have lingered."""
+        available = self._unpromised()
+        woken = []
+        for request in self._parked.values():
+            if available <= 0:
+                break
+            at_s = now_s if available >= request.min else self._asked_at(request, available)
+            woken.append((request, at_s))
+            available -= request.wants
+        return woken
+
+    def _fullest(self) -> int | None:
+        """The physical queue that has most, in turns among equals; None when none has any."""
+        count = len(self._waiting)
+        self._next = (self._next + 1) % count
+        fullest = max(range(count), key=lambda i: (self._waiting[i], (i - self._next) % count))
+        return fullest if self._waiting[fullest] else None
+
+    def _done(self, request: Request) -> Step:
+        self._promised.pop(id(request), None)
+        return REPLY
