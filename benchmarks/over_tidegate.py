@@ -9,6 +9,7 @@ import asyncio
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -34,11 +35,14 @@ class Broker:
 
 
 @contextmanager
-def tidegate_broker() -> Iterator[Broker]:
-    """`tidegate serve` with its default bounds, on free ports."""
+def tidegate_broker(*flags: str) -> Iterator[Broker]:
+    """`tidegate serve` with its default bounds, on free ports, with a data directory of its own."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     command = [sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0"]
-    with Server([*command, "--log-level", "warning"], clean) as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as data,
+        Server([*command, "--data", data, "--log-level", "warning", *flags], clean) as server,
+    ):
         ready = json.loads(server.read_line())["ready"]
         yield Broker(server.pid, ready["native"], ready["http"])
 

@@ -19,18 +19,24 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from tidegate.config import Config, read_token
 from tidegate.errors import ConfigError
+from tidegate.filters import Filter
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import EmbeddedHost
 from tidegate.layers.warm_up import warm_up
 from tidegate.listeners.http import HttpListener
 from tidegate.listeners.native import NativeListener
 from tidegate.metrics import make_registry
+from tidegate.queues import LogicalQueues
+from tidegate.queues.definition import Definition
+from tidegate.queues.store import Store
+from tidegate.queues.stores.lmdb_store import LmdbStore
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +59,12 @@ class Broker:
         self._started_s = time.time()
         self._incarnation = secrets.token_hex(4)
         self._host = EmbeddedHost(_bounds(config), time.monotonic, self._fail)
-        self._native = NativeListener(self._host, config, token, self.status)
+        self._queues = LogicalQueues(_queue_store(config))
+        self._queues.on_change = self._bind
+        self._feeder = self._host.use_feeder(self._queues)
+        self._native = NativeListener(self._host, self._queues, config, token, self.status)
         self._http = HttpListener(
-            self._host, config, token, self._incarnation, self.status, make_registry(self._statistics)
+            self._host, self._queues, config, token, self._incarnation, self.status, make_registry(self._statistics)
         )
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
@@ -71,6 +80,13 @@ class Broker:
 
     async def _serve(self, on_ready: Callable[[Ready], None]) -> None:
         tls = _tls_context(self._config)
+        await self._queues.open()
+        try:
+            await self._serve_queues(on_ready, tls)
+        finally:
+            await self._queues.close()
+
+    async def _serve_queues(self, on_ready: Callable[[Ready], None], tls: ssl.SSLContext | None) -> None:
         async with asyncio.TaskGroup() as tasks:
             native_port = await self._listen(self._native.start(tls), "native_port", self._config.native_port)
             http_port = await self._listen(self._http.start(tasks), "http_port", self._config.http_port)
@@ -106,7 +122,12 @@ class Broker:
             "access_point": host.access_point.statistics(),
             "matcher": host.matcher.statistics(),
             "exit_point": host.exit_point.statistics(),
+            "queue_point": host.queue_point.statistics(),
         }
+
+    def _bind(self, queue: str, definition: Definition | None) -> None:
+        text = definition.settings.filter if definition is not None else None
+        self._host.bind(queue, Filter.parse(text) if text is not None else None)
 
     def _fail(self, error: Exception) -> None:
         log.critical("a layer has failed, the broker ends: %r", error)
@@ -142,9 +163,11 @@ class Broker:
     async def _shut_down(self) -> None:
         log.info("shutting down drain_s=%g", self._config.drain_s)
         deadline_s = asyncio.get_running_loop().time() + self._config.drain_s
+        await self._queues.stop()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._native.stop(deadline_s))
             tasks.create_task(self._http.stop())
+        await self._feeder.close(deadline_s)
         log.info("stopped")
 
 
@@ -199,6 +222,12 @@ def _bounds(config: Config) -> Bounds:
         subscriptions_max=config.subscriptions_max,
         subscriptions_per_session_max=config.subscriptions_per_connection_max,
     )
+
+
+def _queue_store(config: Config) -> Store:
+    if config.queue_store == "lmdb":
+        return LmdbStore(Path(config.data))
+    raise NotImplementedError
 
 
 def _tls_context(config: Config) -> ssl.SSLContext | None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -65,9 +66,10 @@ async def run_demo(seed: int, seconds: float, *, is_quiet: bool) -> int:
 @contextlib.asynccontextmanager
 async def broker_process() -> AsyncIterator[str]:
     """Runs `tidegate serve` on free ports; gives its native address, and ends it tidily."""
+    data = tempfile.TemporaryDirectory(prefix="tidegate-demo-")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning",
-        stdout=asyncio.subprocess.PIPE,
+        "--data", data.name, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     try:
         assert process.stdout is not None
@@ -80,6 +82,7 @@ async def broker_process() -> AsyncIterator[str]:
         if process.returncode is None:
             process.terminate()
         await process.wait()
+        data.cleanup()
 
 
 async def _publish(broker: Connection, seed: int, seconds: float, counts: Counts) -> None:

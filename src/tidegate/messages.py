@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-# One message, whatever is around its body. Larger things belong into an object store, with their address in a message.
+# The body of one message. Larger things belong into an object store, with their address in a message.
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 BATCH_MESSAGES_MAX: Final = 10_000
 TEXT_CHARACTERS_MAX: Final = 256
 HEADERS_MAX: Final = 32
+HEADER_CHARACTERS_MAX: Final = 1024
 # The bodies of one reply: what a consumer on a thin line can take while its leases last.
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
 WAIT_S_MAX: Final = 3600.0

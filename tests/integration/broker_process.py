@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
@@ -16,12 +17,14 @@ SHUTDOWN_S = 30
 
 
 class BrokerProcess:
-    """Use it in `with`; it is ended, by its process id, whatever happens. `start` after `kill` uses the same ports."""
+    """Use it in `with`; it is ended, by its process id, whatever happens. `start` after `kill` uses the same ports and
+    the same data directory."""
 
     def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
         self._flags = flags
         self._environment = environment or {}
         self._process: subprocess.Popen[str] | None = None
+        self._data = tempfile.TemporaryDirectory(prefix="tidegate-test-")
         self._native_port = self._http_port = 0
         self.native = ""
         self.http = ""
@@ -36,6 +39,7 @@ class BrokerProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         self._close()
+        self._data.cleanup()
 
     @property
     def pid(self) -> int:
@@ -52,7 +56,14 @@ class BrokerProcess:
 
     def start(self) -> None:
         """Returns when the broker is ready."""
-        ports = ("--native-port", str(self._native_port), "--http-port", str(self._http_port))
+        ports = (
+            "--native-port",
+            str(self._native_port),
+            "--http-port",
+            str(self._http_port),
+            "--data",
+            self._data.name,
+        )
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tidegate", "serve", *ports, "--log-level", "warning", *self._flags],
             stdout=subprocess.PIPE,

@@ -257,8 +257,9 @@ class TestServe:
         assert broker.native == f"tidegate://127.0.0.1:{broker.native_port}"
         assert broker.http == f"http://127.0.0.1:{broker.http_port}"
 
-    def test_tells_a_person_where_it_listens(self) -> None:
-        with Running("serve", "--native-port", "0", "--http-port", "0", on_terminal=True) as running:
+    def test_tells_a_person_where_it_listens(self, tmp_path: Path) -> None:
+        flags = ("--native-port", "0", "--http-port", "0", "--data", str(tmp_path))
+        with Running("serve", *flags, on_terminal=True) as running:
             shown = running.wait_for("Ctrl-C ends it")
             running.interrupt()
             assert running.finish().code == 0
@@ -266,8 +267,9 @@ class TestServe:
         assert "tidegate://127.0.0.1:" in shown
         assert "http://127.0.0.1:" in shown
 
-    def test_refuses_a_port_that_is_taken(self, broker: BrokerProcess) -> None:
-        done = tidegate("serve", "--native-port", str(broker.native_port), "--http-port", "0")
+    def test_refuses_a_port_that_is_taken(self, broker: BrokerProcess, tmp_path: Path) -> None:
+        flags = ("--native-port", str(broker.native_port), "--http-port", "0", "--data", str(tmp_path))
+        done = tidegate("serve", *flags)
         assert_refused(done, "C409", str(broker.native_port), "is a broker running already?")
 
     @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -29,14 +30,15 @@ FREE_PORTS = ("--native-port", "0", "--http-port", "0")
 
 def serve_and_fail(*flags: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """A broker that is expected not to start."""
-    return subprocess.run(
-        [sys.executable, "-m", "tidegate", "serve", *FREE_PORTS, *flags],
-        env=clean_environment() | (environment or {}),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory(prefix="tidegate-test-") as data:
+        return subprocess.run(
+            [sys.executable, "-m", "tidegate", "serve", *FREE_PORTS, "--data", data, *flags],
+            env=clean_environment() | (environment or {}),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
 
 def try_native(address: str, **options: Any) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tidegate.errors import TidegateError
 from tidegate.filters import Filter
 from tidegate.layers.batch import Batch
+from tidegate.messages import NewMessage
 
 # A slice by name, or a session of a Connection Point by number.
 Address: TypeAlias = str | int
@@ -107,6 +108,22 @@ class Ack(msgspec.Struct, gc=False):
     sequence: int
 
 
+class Fill(msgspec.Struct, gc=False):
+    """To the queue feeder: these messages belong into that queue."""
+
+    handler: ClassVar[str] = "on_fill"
+    queue: str
+    messages: list[NewMessage]
+    ticket: int
+
+
+class Filled(msgspec.Struct, gc=False):
+    """They are there, durably."""
+
+    handler: ClassVar[str] = "on_filled"
+    ticket: int
+
+
 class Change(msgspec.Struct, gc=False):
     """A subscription begins (filter) or ends (None). Versions of one subscription go up."""
 
@@ -181,6 +198,8 @@ LayerFrame: TypeAlias = (
     | Deliver
     | DeliverAck
     | Ack
+    | Fill
+    | Filled
     | Change
     | ChangeOk
     | ChangeRefused

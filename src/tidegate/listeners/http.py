@@ -38,6 +38,7 @@ from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.json_response import error_response, json_response
 from tidegate.listeners.openapi import openapi_document
 from tidegate.metrics import exposition
+from tidegate.queues import LogicalQueues
 
 BACKLOG: Final = 1024
 POLL_S: Final = 0.01
@@ -54,6 +55,7 @@ class HttpListener:
     def __init__(
         self,
         host: EmbeddedHost,
+        queues: LogicalQueues,
         config: Config,
         token: str | None,
         incarnation: str,
@@ -66,6 +68,7 @@ class HttpListener:
         self._is_ready = True
         self._publisher = HttpPublisher(host, config, incarnation)
         self._subscriber = HttpSubscriber(host)
+        self._queues = queues
         self._app = Starlette(
             routes=self._routes(),
             middleware=_middleware(config, token),

@@ -48,6 +48,7 @@ from tidegate.layers.outbox import Policy
 from tidegate.layers.publishers import NOBODY
 from tidegate.listeners.gate import check_token
 from tidegate.listeners.rate import RateLimit
+from tidegate.queues import LogicalQueues
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +67,15 @@ class NativeListener:
     """All native connections of a broker. `status` gives what a STATUS frame is answered with."""
 
     def __init__(
-        self, host: EmbeddedHost, config: Config, token: str | None, status: Callable[[], dict[str, Any]]
+        self,
+        host: EmbeddedHost,
+        queues: LogicalQueues,
+        config: Config,
+        token: str | None,
+        status: Callable[[], dict[str, Any]],
     ) -> None:
         self.host = host
+        self.queues = queues
         self.config = config
         self.token = token
         self.status = status

@@ -21,6 +21,7 @@ import msgspec
 from tidegate.errors import QueueError
 from tidegate.messages import (
     BATCH_MESSAGES_MAX,
+    HEADER_CHARACTERS_MAX,
     HEADERS_MAX,
     MESSAGE_BYTES_MAX,
     TEXT_CHARACTERS_MAX,
@@ -77,12 +78,6 @@ class EnqueueController:
 def _entry(message: NewMessage, index: int, now_s: float) -> Entry:
     _check(message, index)
     sealed = seal(Record(message.group, now_s, message.body, message.device, message.sequence, message.headers))
-    if len(sealed) > MESSAGE_BYTES_MAX:
-        raise QueueError(
-            "Q905",
-            f"message [{index}] has {len(sealed)} bytes",
-            f"send at most {MESSAGE_BYTES_MAX}, or the address of where it lies",
-        )
     return Entry(sealed, message.group, identity(message.device, message.sequence) if message.device else b"")
 
 
@@ -91,8 +86,13 @@ def identity(device: str, sequence: int) -> bytes:
 
 
 def _check(message: NewMessage, index: int) -> None:
-    if not len(memoryview(message.body)):
-        raise QueueError("Q905", f"message [{index}] is empty", "give it a body; null is one too")
+    size_bytes = len(memoryview(message.body))
+    if not 0 < size_bytes <= MESSAGE_BYTES_MAX:
+        raise QueueError(
+            "Q905",
+            f"the body of message [{index}] has {size_bytes} bytes",
+            f"send 1 to {MESSAGE_BYTES_MAX}, or the address of where it lies",
+        )
     for name, text in (("group", message.group), ("device", message.device)):
         if len(text) > TEXT_CHARACTERS_MAX:
             raise QueueError(
@@ -104,6 +104,13 @@ def _check(message: NewMessage, index: int) -> None:
         raise QueueError("Q905", f"message [{index}]: {message.sequence} is no sequence", "count from 0")
     if len(message.headers) > HEADERS_MAX:
         raise QueueError("Q905", f"message [{index}] has {len(message.headers)} headers", f"use at most {HEADERS_MAX}")
+    for name, value in message.headers.items():
+        if len(name) + len(value) > HEADER_CHARACTERS_MAX:
+            raise QueueError(
+                "Q905",
+                f"message [{index}]: the header {name[:40]!r} has {len(name) + len(value)} characters",
+                f"use at most {HEADER_CHARACTERS_MAX}",
+            )
 
 
 def make_message(body: Any, **fields: Any) -> NewMessage:

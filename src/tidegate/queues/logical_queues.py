@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.errors import QueueError
+from tidegate.errors import QueueError, Unavailable
 from tidegate.messages import (
     VISIBILITY_S_MAX,
     Dequeue,
@@ -58,6 +58,7 @@ class LogicalQueues:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._queues: dict[str, _LogicalQueue] = {}
+        self._is_stopping = False
         self.on_change: Callable[[str, Definition | None], None] = _ignore
 
     async def open(self) -> None:
@@ -65,9 +66,14 @@ class LogicalQueues:
             self._use(definition)
         self._store.watch_definitions(self._on_definition)
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
+        """No more messages are given out; requests that are held are answered with nothing."""
+        self._is_stopping = True
         for queue in self._queues.values():
             await queue.dequeue_controller.close()
+
+    async def close(self) -> None:
+        await self.stop()
         await self._store.close()
 
     # Definitions.
@@ -104,6 +110,8 @@ class LogicalQueues:
     async def dequeue(self, wanted: Dequeue) -> list[Leased]:
         """Leases messages, when there are some; cancel it when the client goes away. Whoever cannot pass the messages
         on settles them with `return`."""
+        if self._is_stopping:
+            raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
         return await self._get(wanted.queue).dequeue_controller.dequeue(wanted)
 
     async def settle(self, settle: Settle) -> Settled:

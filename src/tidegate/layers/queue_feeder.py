@@ -1,0 +1,101 @@
+"""Queue feeder: carries what the queue point has for a logical queue into it, in order, as fast as the store takes it.
+
+One task a queue that has something to take. While the store is busy with one batch the next ones gather, and go
+together. A queue that is full, and a store that fails, are tried again until it works: whoever published it waits for
+the acknowledgement meanwhile, and what gathers here is bounded by the publishers' windows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from tidegate.errors import NoSuchQueue, Overloaded, TidegateError
+from tidegate.layers.frames import Fill, Filled, Outputs
+from tidegate.messages import BATCH_MESSAGES_MAX, NewMessage
+from tidegate.queues import LogicalQueues
+
+log = logging.getLogger(__name__)
+
+RETRY_FIRST_S: Final = 0.05
+RETRY_MAX_S: Final = 2.0
+
+
+@dataclass
+class _Line:
+    """What waits for one queue; a task works on it while there is something."""
+
+    waiting: list[tuple[str, Fill]] = field(default_factory=list)
+    task: asyncio.Task[None] | None = None
+
+
+class QueueFeeder:
+    """`carry` takes the answers to the queue point: (outputs, source)."""
+
+    def __init__(self, name: str, queues: LogicalQueues, carry: Callable[[Outputs, str], None]) -> None:
+        self.name = name
+        self._queues = queues
+        self._carry = carry
+        self._lines: dict[str, _Line] = {}
+
+    def on_fill(self, source: str, frame: Fill, now_s: float) -> Outputs:
+        line = self._lines.get(frame.queue)
+        if line is None:
+            line = self._lines[frame.queue] = _Line()
+        line.waiting.append((source, frame))
+        if line.task is None:
+            line.task = asyncio.get_running_loop().create_task(self._work(frame.queue, line))
+        return []
+
+    async def close(self, deadline_s: float) -> None:
+        """Waits for what is under way; what a full queue does not take by then was never acknowledged."""
+        tasks = [line.task for line in self._lines.values() if line.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline_s - asyncio.get_running_loop().time()))
+        for task in tasks:
+            task.cancel()
+
+    async def _work(self, queue: str, line: _Line) -> None:
+        while line.waiting:
+            taken = self._take(line)
+            messages = [message for _source, fill in taken for message in fill.messages]
+            await self._enqueue(queue, messages)
+            for source, fill in taken:
+                self._carry([(source, Filled(fill.ticket))], self.name)
+        del self._lines[queue]
+
+    def _take(self, line: _Line) -> list[tuple[str, Fill]]:
+        """As many as fit a batch, at least one."""
+        count = size = 0
+        for _source, fill in line.waiting:
+            size += len(fill.messages)
+            if count and size > BATCH_MESSAGES_MAX:
+                break
+            count += 1
+        taken, line.waiting = line.waiting[:count], line.waiting[count:]
+        return taken
+
+    async def _enqueue(self, queue: str, messages: list[NewMessage]) -> None:
+        wait_s = RETRY_FIRST_S
+        while True:
+            try:
+                make_room = self._queues.definition(queue).settings.policy == "drop-oldest"
+                await self._queues.enqueue(queue, messages, make_room=make_room)
+                return
+            except NoSuchQueue:
+                return  # dropped meanwhile, with everything in it
+            except TidegateError as error:
+                is_first = wait_s == RETRY_FIRST_S
+                log.log(
+                    logging.WARNING if is_first else logging.DEBUG,
+                    "queue %s is behind, publishers wait: %s",
+                    queue,
+                    error,
+                )
+                if not isinstance(error, Overloaded) and error.status < 500:
+                    raise
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)
