@@ -48,7 +48,7 @@ def free_port() -> int:
 class Reader:
     """Somebody who types the commands of a page, in as many terminals as needed."""
 
-    def __init__(self, native_port: int, http_port: int) -> None:
+    def __init__(self, native_port: int, http_port: int, data: Path) -> None:
         self._ports = {"7270": str(native_port), "7271": str(http_port)}
         self._running: list[subprocess.Popen[str]] = []
         self._environment = clean_environment() | {
@@ -58,6 +58,7 @@ class Reader:
         self._serve_environment = self._environment | {
             "TIDEGATE_NATIVE_PORT": str(native_port),
             "TIDEGATE_HTTP_PORT": str(http_port),
+            "TIDEGATE_DATA": str(data),
         }
 
     def with_our_ports(self, text: str) -> str:
@@ -112,8 +113,8 @@ class Reader:
 
 
 @pytest.fixture
-def reader() -> Iterator[Reader]:
-    reader = Reader(free_port(), free_port())
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(free_port(), free_port(), tmp_path)
     yield reader
     for process in reader._running:
         if process.poll() is None:
@@ -132,9 +133,9 @@ def test_the_commands_of_a_page_work(page: Path, reader: Reader) -> None:
 
 
 @pytest.mark.parametrize("page", pages_with("python"), ids=lambda page: str(page.relative_to(ROOT)))
-def test_the_python_of_a_page_works(page: Path, broker: BrokerProcess) -> None:
+def test_the_python_of_a_page_works(page: Path, broker: BrokerProcess, tmp_path: Path) -> None:
     """The snippets of a page are one program, as a reader would build it up."""
-    reader = Reader(broker.native_port, broker.http_port)
+    reader = Reader(broker.native_port, broker.http_port, tmp_path)
     program = reader.with_our_ports("\n".join(blocks(page, "python")))
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=COMMAND_S, cwd=ROOT)
 

@@ -105,6 +105,8 @@ class DequeueController:
         request = Request(wanted.max, wanted.min, self._loop.time() + wanted.wait_s)
         self.counts.requests += 1
         found: list[Leased] = []
+        if not wanted.wait_s and self._store.is_shared and self._method.wants_wakeups:
+            await self._look_once()  # nobody listens, so nothing is known of what others have brought
         try:
             await self._serve(request, wanted.visibility_s, found)
         except BaseException:
@@ -226,20 +228,22 @@ class DequeueController:
     async def _look(self) -> None:
         while (period_s := self._look_period_s()) is not None:
             await asyncio.sleep(period_s)
-            began_s = time.perf_counter()
             try:
-                levels = await self._store.levels(self.definition.name)
+                await self._look_once()
             except TidegateError as error:
                 log.warning("queue %s cannot be looked at: %s", self.definition.name, error)
-                continue
-            counts = [level.waiting for level in levels]
-            if self._method.monitor_period_s is not None:
-                self.counts.monitored += len(levels)
-                self._costs.monitored(len(levels), time.perf_counter() - began_s)
-                self._method.on_counts(counts, self._loop.time())
-            else:
-                for physical, waiting in enumerate(counts):
-                    self._on_ready(physical, waiting)
+
+    async def _look_once(self) -> None:
+        began_s = time.perf_counter()
+        levels = await self._store.levels(self.definition.name)
+        counts = [level.waiting for level in levels]
+        if self._method.monitor_period_s is not None:
+            self.counts.monitored += len(levels)
+            self._costs.monitored(len(levels), time.perf_counter() - began_s)
+            self._method.on_counts(counts, self._loop.time())
+        else:
+            for physical, waiting in enumerate(counts):
+                self._on_ready(physical, waiting)
 
 
 def make_method(definition: Definition) -> DequeueMethod:

@@ -146,9 +146,7 @@ class Leases:
 
     def forget_below(self, sequence: int) -> None:
         """All messages below are no longer in the queue."""
-        known = self._held.keys() | self._waiting_again | self.deliveries.keys()
-        for gone in [known_sequence for known_sequence in known if known_sequence < sequence]:
-            self.forget(gone)
+        # Those behind a group first: they must not come back when what holds the group is forgotten.
         for group, waiting in list(self._behind.items()):
             kept = [behind for behind in waiting if behind >= sequence]
             self._behind_count -= len(waiting) - len(kept)
@@ -156,6 +154,9 @@ class Leases:
                 self._behind[group] = kept
             else:
                 del self._behind[group]
+        known = self._held.keys() | self._waiting_again | self.deliveries.keys()
+        for gone in [known_sequence for known_sequence in known if known_sequence < sequence]:
+            self.forget(gone)
 
     def _hold(self, sequence: int, lease: _Lease) -> None:
         self._held[sequence] = lease

@@ -77,12 +77,12 @@ class DequeueMethod(Protocol):
         """A parked request's time has come."""
 
     def on_ready(self, physical: int, waiting: int, now_s: float) -> list[tuple[Request, float]]:
-        """Messages have come: parked requests, and when each is to be asked about."""
+        """Messages have come: parked requests, and the time from which each is to be asked about."""
 
     def on_counts(self, counts: Sequence[int], now_s: float) -> None: ...
 
     def on_gone(self, request: Request) -> list[tuple[Request, float]]:
-        """A parked or trying request's client has gone; as for `on_ready`, others may take what it would have got."""
+        """A request is answered, or its client has gone; as for `on_ready`, others may take what it leaves."""
 
 
 class RoundRobin:

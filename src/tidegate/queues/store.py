@@ -84,7 +84,10 @@ class StoreCounts:
 
 class Store(Protocol):
     """All methods but the marked ones may wait for a disk or a network; each is done wholly or not at all, except that
-    an enqueue into several physical queues of Redis is done for each of them."""
+    an enqueue into several physical queues of Redis is done for each of them. `is_shared`: other processes may change
+    it, and nobody is told while nobody listens."""
+
+    is_shared: bool
 
     async def open(self) -> list[Definition]:
         """Makes it ready; the queues that it has."""
@@ -139,7 +142,7 @@ class Store(Protocol):
 
     def watch(self, queue: str, on_ready: OnReady) -> None:
         """Does not wait. `on_ready` is called in the event loop when messages of a physical queue can be leased that
-        could not before: always by a store in this process, while `listen` is on by another."""
+        could not before, as far as known: always by a store in this process, while `listen` is on by a shared one."""
 
     def listen(self, queue: str, *, is_on: bool) -> None:
         """Does not wait. Somebody waits for messages, or nobody does."""

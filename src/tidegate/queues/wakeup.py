@@ -33,26 +33,30 @@ class Wakeup:
         self._next = start % physical_queues
 
     def on_request(self, request: Request, now_s: float) -> Step:
+        if self._parked:  # whoever waits already comes first; what is left over wakes this one too
+            return self._park(request)
         return self._next_step(request, now_s)
 
     def on_result(self, request: Request, physical: int, got: int, waiting: int, now_s: float) -> Step:
         self._note(physical, waiting, now_s)
-        if request.wants <= 0 or (request.got and request.tries >= TRIES_MAX):
-            return self._done(request)
         ready = self._fullest()
         if request.got:
-            return self._done(request) if ready is None else Try(ready)
+            is_done = request.wants <= 0 or request.tries >= TRIES_MAX or ready is None
+            return REPLY if is_done or ready is None else Try(ready)
+        # Somebody else was faster. It has waited longest, so it stays in front.
+        request.tries = 0
         self._promised.pop(id(request), None)
-        if request.tries >= TRIES_MAX and now_s < request.deadline_s:
-            request.tries = 0
-        return self._next_step(request, now_s)
+        step = self._next_step(request, now_s)
+        if id(request) in self._parked:
+            self._parked.move_to_end(id(request), last=False)
+        return step
 
     def on_time(self, request: Request, now_s: float) -> Step:
         return self._next_step(request, now_s)
 
     def on_ready(self, physical: int, waiting: int, now_s: float) -> list[tuple[Request, float]]:
         self._note(physical, waiting, now_s)
-        return self._wake(now_s)
+        return self._wake()
 
     def on_counts(self, counts: Sequence[int], now_s: float) -> None:
         """It is told of every change."""
@@ -60,7 +64,7 @@ class Wakeup:
     def on_gone(self, request: Request) -> list[tuple[Request, float]]:
         self._parked.pop(id(request), None)
         self._promised.pop(id(request), None)
-        return self._wake(self._since_s)
+        return self._wake()
 
     def _note(self, physical: int, waiting: int, now_s: float) -> None:
         if waiting and not any(self._waiting):
@@ -72,31 +76,33 @@ class Wakeup:
 
     def _next_step(self, request: Request, now_s: float) -> Step:
         """Served when enough wait, or some for long enough; otherwise parked until then, at most to its deadline."""
-        self._parked.pop(id(request), None)
         available = self._unpromised()
-        is_due = available > 0 and (
-            available >= request.min or now_s >= min(self._since_s + self._linger_s, request.deadline_s)
-        )
-        if is_due and (ready := self._fullest()) is not None:
+        is_due = available >= request.min or now_s >= self._lingers_until_s(request)
+        if available > 0 and is_due and (ready := self._fullest()) is not None:
+            self._parked.pop(id(request), None)
             self._promised[id(request)] = min(available, request.wants)
             return Try(ready)
         if now_s >= request.deadline_s:
-            return self._done(request)
-        self._parked[id(request)] = request
-        return Park(self._asked_at(request, available))
+            self._parked.pop(id(request), None)
+            return REPLY
+        return self._park(request)
 
-    def _asked_at(self, request: Request, available: int) -> float:
-        return min(self._since_s + self._linger_s, request.deadline_s) if available > 0 else request.deadline_s
+    def _park(self, request: Request) -> Step:
+        self._parked.setdefault(id(request), request)
+        return Park(self._lingers_until_s(request) if self._unpromised() > 0 else request.deadline_s)
 
-    def _wake(self, now_s: float) -> list[tuple[Request, float]]:
-        """The requests that have waited longest, as many as there are messages for; others when they have lingered."""
+    def _lingers_until_s(self, request: Request) -> float:
+        return min(self._since_s + self._linger_s, request.deadline_s)
+
+    def _wake(self) -> list[tuple[Request, float]]:
+        """Those who have waited longest, as many as there are messages for, and when each is to be asked about: at once
+        when there are enough for it, otherwise when it has lingered."""
         available = self._unpromised()
-        woken = []
+        woken: list[tuple[Request, float]] = []
         for request in self._parked.values():
             if available <= 0:
                 break
-            at_s = now_s if available >= request.min else self._asked_at(request, available)
-            woken.append((request, at_s))
+            woken.append((request, 0.0 if available >= request.min else self._lingers_until_s(request)))
             available -= request.wants
         return woken
 
@@ -106,7 +112,3 @@ class Wakeup:
         self._next = (self._next + 1) % count
         fullest = max(range(count), key=lambda i: (self._waiting[i], (i - self._next) % count))
         return fullest if self._waiting[fullest] else None
-
-    def _done(self, request: Request) -> Step:
-        self._promised.pop(id(request), None)
-        return REPLY

@@ -25,7 +25,7 @@ from tidegate.queues.store import store_failed
 
 log = logging.getLogger(__name__)
 
-Write: TypeAlias = Callable[[lmdb.Transaction], None]
+Write: TypeAlias = Callable[[lmdb.Transaction], object]
 Done: TypeAlias = Callable[[TidegateError | None], None]
 
 MAP_BYTES: Final = 1024**3

@@ -87,6 +87,8 @@ class LmdbStore:
     """Guarantees: what an enqueue has returned for survives as its durability says, and is leased until it is deleted.
     Only for one event loop; only one process may have the directory, which a lock ensures."""
 
+    is_shared = False
+
     def __init__(self, directory: Path, *, map_bytes: int = MAP_BYTES) -> None:
         self._directory = directory
         self._map_bytes = map_bytes
@@ -343,7 +345,10 @@ class LmdbStore:
         return state.counts
 
     def watch(self, queue: str, on_ready: OnReady) -> None:
-        self._queue(queue).on_ready = on_ready
+        state = self._queue(queue)
+        state.on_ready = on_ready
+        for at in state.physical:
+            self._tell(state, at)
 
     def listen(self, queue: str, *, is_on: bool) -> None:
         """This store always tells."""

@@ -1,0 +1,179 @@
+"""From a publisher into a queue: what a bound filter matches is there once, in order, and acknowledged when durable."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tidegate.filters import Filter
+from tidegate.layers.batch import BatchReader
+from tidegate.layers.connection_point import Bounds
+from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.frames import LayerFrame, PublishAcknowledged
+from tidegate.messages import Dequeue, Settle
+from tidegate.queues import LogicalQueues
+from tidegate.queues.definition import Definition
+from tidegate.queues.records import decode_record
+from tidegate.queues.stores.lmdb_store import LmdbStore
+
+READER = BatchReader()
+
+
+class World:
+    """An embedded host with queues, and one publisher."""
+
+    def __init__(self, directory: Path) -> None:
+        self.failures: list[Exception] = []
+        self.host = EmbeddedHost(Bounds(), lambda: 0.0, self.failures.append)
+        self.queues = LogicalQueues(LmdbStore(directory))
+        self.queues.on_change = self.bind
+        self.feeder = self.host.use_feeder(self.queues)
+        self.session = self.host.open_session(self)
+        self.host.connection_point.attach_publisher(self.session, "p")
+        self.acknowledged = 0
+        self.sent = 0
+
+    def bind(self, queue: str, definition: Definition | None) -> None:
+        text = definition.settings.filter if definition is not None else None
+        self.host.bind(queue, Filter.parse(text) if text is not None else None)
+
+    def on_frame(self, frame: LayerFrame) -> None:
+        if isinstance(frame, PublishAcknowledged):
+            self.acknowledged = frame.sequence
+
+    def publish(self, *notifications: dict[str, Any]) -> None:
+        batch = READER.read_array("p", self.sent + 1, msgspec.msgpack.encode(notifications))
+        self.sent += len(notifications)
+        self.host.carry(self.host.connection_point.submit("p", [batch], self.sent))
+
+    async def wait_acknowledged(self) -> None:
+        async with asyncio.timeout(10):
+            while self.acknowledged < self.sent:
+                await asyncio.sleep(0.001)
+
+    async def take(self, queue: str, *, wait_s: float = 0.0) -> list[tuple[Any, str, int]]:
+        """(notification, publisher, its sequence) of everything in a queue, deleted."""
+        found: list[tuple[Any, str, int]] = []
+        while leased := await self.queues.dequeue(Dequeue(queue, wait_s=wait_s)):
+            records = [decode_record(message.record) for message in leased]
+            found += [(msgspec.msgpack.decode(each.body), each.device, each.sequence) for each in records]
+            await self.queues.settle(Settle(queue, "delete", [message.receipt for message in leased]))
+        return sorted(found, key=lambda each: each[2])
+
+    async def close(self) -> None:
+        await self.feeder.close(0.0)
+        await self.queues.close()
+        assert self.failures == []
+
+
+def in_a_world(directory: Path, scenario: Any) -> None:
+    async def run() -> None:
+        world = World(directory)
+        await world.queues.open()
+        body: Coroutine[Any, Any, None] = scenario(world)
+        await body
+        await world.close()
+
+    asyncio.run(run())
+
+
+def test_a_bound_queue_gets_what_matches_and_the_publish_waits_for_the_disk(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.queues.define("hot", {"filter": "t>30"})
+        await world.queues.define("all", {"filter": "*"})
+        world.publish({"t": 20}, {"t": 31}, {"t": 40})
+        assert world.acknowledged == 0
+        await world.wait_acknowledged()
+        assert await world.take("hot") == [({"t": 31}, "p", 2), ({"t": 40}, "p", 3)]
+        assert len(await world.take("all")) == 3
+        world.publish({"x": 1})
+        await world.wait_acknowledged()
+        assert world.host.queue_point.statistics().unacknowledged_batches == 0
+
+    in_a_world(tmp_path, scenario)
+
+
+def test_what_no_queue_wants_is_acknowledged_at_once(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.queues.define("hot", {"filter": "t>30"})
+        world.publish({"t": 20})
+        assert world.acknowledged == 1
+
+    in_a_world(tmp_path, scenario)
+
+
+def test_a_changed_filter_counts_from_now_on_and_a_dropped_queue_holds_up_nobody(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.queues.define("q", {"filter": "t>30"})
+        await world.queues.define("q", {"filter": "t<10"})
+        world.publish({"t": 5}, {"t": 40})
+        await world.wait_acknowledged()
+        assert [each[0] for each in await world.take("q")] == [{"t": 5}]
+        world.publish({"t": 6})
+        await world.queues.drop("q")
+        await world.wait_acknowledged()
+        world.publish({"t": 7})
+        assert world.acknowledged == world.sent
+        assert world.host.matcher.statistics().subscriptions == 0
+
+    in_a_world(tmp_path, scenario)
+
+
+def test_a_full_queue_holds_up_its_publisher_until_there_is_room(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.queues.define("small", {"filter": "*", "messages_max": 3})
+        world.publish({"a": 1}, {"a": 2}, {"a": 3})
+        await world.wait_acknowledged()
+        world.publish({"a": 4})
+        await asyncio.sleep(0.05)
+        assert world.acknowledged == 3
+        assert len(await world.take("small")) == 3
+        await world.wait_acknowledged()
+        assert [each[0] for each in await world.take("small", wait_s=1.0)] == [{"a": 4}]
+
+    in_a_world(tmp_path, scenario)
+
+
+def test_a_queue_may_drop_the_oldest_instead(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        settings = {"filter": "*", "messages_max": 3, "policy": "drop-oldest", "physical_queues": 1}
+        await world.queues.define("last", settings)
+        for value in range(10):
+            world.publish({"a": value})
+            await world.wait_acknowledged()
+        assert [each[0]["a"] for each in await world.take("last")] == [7, 8, 9]
+        assert (await world.queues.statistics("last")).dropped == 7
+
+    in_a_world(tmp_path, scenario)
+
+
+def test_a_batch_that_comes_again_after_a_restart_is_kept_once(tmp_path: Path) -> None:
+    async def first(world: World) -> None:
+        await world.queues.define("q", {"filter": "*"})
+        world.publish({"a": 1}, {"a": 2})
+        await world.wait_acknowledged()
+
+    async def second(world: World) -> None:
+        world.publish({"a": 1}, {"a": 2}, {"a": 3})
+        await world.wait_acknowledged()
+        assert [each[0]["a"] for each in await world.take("q")] == [1, 2, 3]
+
+    in_a_world(tmp_path, first)
+    in_a_world(tmp_path, second)
+
+
+def test_a_named_subscription_is_a_queue_of_one_physical_queue(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        definition = await world.queues.define_subscription("dash", "t>30")
+        assert await world.queues.define_subscription("dash", "t>30") == definition
+        for value in range(25, 45):
+            world.publish({"t": value})
+        await world.wait_acknowledged()
+        leased = await world.queues.dequeue(Dequeue("subscription.dash", wait_s=0))
+        assert [msgspec.msgpack.decode(decode_record(each.record).body)["t"] for each in leased] == list(range(31, 45))
+
+    in_a_world(tmp_path, scenario)
