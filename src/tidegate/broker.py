@@ -1,6 +1,7 @@
 """Puts one broker together from a configuration: the layers, the listeners around them, and an orderly end.
 
     listeners ─► Connection Point ─► Access Point ─► Matcher ─► Exit Point ─► Connection Point ─► listeners
+                                                                        └─► queue point ─► logical queues ─► listeners
 
 On SIGTERM or SIGINT it stops taking notifications, gives the subscribers `drain_s` to take what was acknowledged, and
 ends. A mistake of ours inside a layer ends it as well, with an error: a broker that goes on would break its promises.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import secrets
 import signal
 import ssl
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
 COMPILING_SHOWS_AFTER_S: Final = 1.5
+OTHER_FILES: Final = 256
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -179,6 +182,7 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
     token = read_token(config, os.environ)
     _tls_context(config)
+    _allow_open_files(2 * config.connections_max + OTHER_FILES)
     prepare_kernels()
 
     async def main() -> None:
@@ -227,7 +231,18 @@ def _bounds(config: Config) -> Bounds:
 def _queue_store(config: Config) -> Store:
     if config.queue_store == "lmdb":
         return LmdbStore(Path(config.data))
-    raise NotImplementedError
+    from tidegate.queues.stores.redis_store import RedisStore  # its client is an extra: tidegate[redis]
+
+    return RedisStore(config.queue_store)
+
+
+def _allow_open_files(wanted: int) -> None:
+    """As many connections as the settings allow need as many open files: the soft limit is often 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _tls_context(config: Config) -> ssl.SSLContext | None:

@@ -47,6 +47,10 @@ class BrokerProcess:
         return self._process.pid
 
     @property
+    def data(self) -> str:
+        return self._data.name
+
+    @property
     def native_port(self) -> int:
         return self._native_port
 
