@@ -1,0 +1,54 @@
+"""The evaluation of the message queue: composes its chapters into one report.
+
+    python -m tidegate.evaluation.queues OUT [--short]
+
+A chapter is a function of the directory and of whether the run is a short one; it runs what it reports on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tidegate.evaluation import queues_simulated
+from tidegate.evaluation.report import Chapter, describe_machine, write_report
+
+PACKAGES = ("numba", "numpy", "pyarrow", "matplotlib")
+
+WriteChapter = Callable[[Path, bool], Chapter]
+
+
+def write_simulated(out: Path, is_short: bool) -> Chapter:
+    return queues_simulated.write_chapter(out, queues_simulated.SHORT if is_short else queues_simulated.FULL)
+
+
+CHAPTERS: tuple[WriteChapter, ...] = (write_simulated,)
+
+
+def evaluate_queues(out: Path, *, is_short: bool, command: str, chapters: Sequence[WriteChapter] = CHAPTERS) -> Path:
+    """Runs every chapter and writes the report, its pictures and its data sets into `out`; returns the report's path.
+
+    `command` is what the report tells a reader to type to get it again."""
+    out.mkdir(parents=True, exist_ok=True)
+    written = [write_chapter(out, is_short) for write_chapter in chapters]
+    about = [
+        f"Command: `{command}`" + (" (short: few seeds and short runs; trust the directions)" if is_short else ""),
+        f"Machine: {describe_machine(PACKAGES)}; {datetime.now(UTC):%Y-%m-%d}",
+    ]
+    return write_report(out, "Evaluation of the message queue", about, written)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Evaluates the message queue and writes a report.")
+    parser.add_argument("out", type=Path, help="directory of the report, its pictures and its data sets")
+    parser.add_argument("--short", action="store_true", help="fewer seeds, shorter runs: under a minute")
+    options = parser.parse_args(arguments)
+    command = f"python -m tidegate.evaluation.queues {options.out}" + (" --short" if options.short else "")
+    print(evaluate_queues(options.out, is_short=options.short, command=command), file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""A report under way: chapters of text, tables, pictures, data sets and claims, written into one directory.
+
+A claim is stated with the figure that decides it, whether it holds or not; the report's first table repeats them all.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from math import isnan, nan, sqrt
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+
+REPORT = "report.md"
+PICTURE_DOTS_PER_INCH = 130
+
+# Student's t for a two-sided confidence of 95 %, by degrees of freedom from 1; the last stands for all above.
+_STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over seeds, and how far the true mean may lie from it with a confidence of 95 %.
+
+    NaN where a seed has no value, as the latency of a run that delivered nothing."""
+
+    mean: float
+    half_width: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        if len(values) < 2 or any(map(isnan, values)):
+            return cls(fmean(values), nan)
+        t = _STUDENT_T[min(len(values) - 1, len(_STUDENT_T)) - 1]
+        return cls(fmean(values), t * stdev(values) / sqrt(len(values)))
+
+    @property
+    def is_above_zero(self) -> bool:
+        """With its whole interval."""
+        return self.mean - self.half_width > 0
+
+    @property
+    def is_below_zero(self) -> bool:
+        """With its whole interval."""
+        return self.mean + self.half_width < 0
+
+    def write(self, digits: int = 0, scale: float = 1.0) -> str:
+        """`4,012 ± 9`; `scale` turns the unit, as 1000 does seconds into milliseconds."""
+        if isnan(self.mean):
+            return "-"
+        return f"{self.mean * scale:,.{digits}f} ± {self.half_width * scale:,.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`measured` is the figure that decides."""
+
+    text: str
+    is_held: bool
+    measured: str
+
+
+@dataclass
+class Chapter:
+    """Collects what a chapter says; pictures and data sets are written at once."""
+
+    out: Path
+    title: str
+    claims: list[Claim] = field(default_factory=list)
+    _blocks: list[str] = field(default_factory=list)
+
+    def section(self, title: str) -> None:
+        self._blocks.append(f"### {title}")
+
+    def say(self, text: str) -> None:
+        self._blocks.append(text)
+
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        self._blocks.append(write_table(head, rows))
+
+    def picture(self, name: str, figure: Figure, caption: str) -> None:
+        figure.savefig(self.out / f"{name}.png", dpi=PICTURE_DOTS_PER_INCH)
+        self._blocks.append(f"![{caption}]({name}.png)\n\n*{caption}*")
+
+    def data(self, name: str, table: pa.Table, what: str) -> None:
+        pq.write_table(table, self.out / f"{name}.parquet")
+        self._blocks.append(f"Data: [{name}.parquet]({name}.parquet), {table.num_rows:,} rows: {what}.")
+
+    def claim(self, text: str, is_held: bool, measured: str) -> None:
+        self.claims.append(Claim(text, is_held, measured))
+
+    def write(self) -> str:
+        return "\n\n".join([f"## {self.title}", *self._blocks])
+
+
+def write_report(out: Path, title: str, about: Sequence[str], chapters: Sequence[Chapter]) -> Path:
+    """Claims first, for whoever reads no further; returns the report's path."""
+    rows = [
+        (claim.text, "held" if claim.is_held else "**not held**", claim.measured)
+        for chapter in chapters
+        for claim in chapter.claims
+    ]
+    parts = [
+        f"# {title}",
+        "\n".join(f"* {line}" for line in about),
+        "## Claims",
+        write_table(("claim", "", "measured"), rows),
+        *(chapter.write() for chapter in chapters),
+    ]
+    path = out / REPORT
+    path.write_text("\n\n".join(parts) + "\n")
+    return path
+
+
+def write_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns whose cells all start with a digit are aligned to the right."""
+    cells = [list(row) for row in rows]
+    are_numbers = [all(row[k][:1].isdigit() for row in cells) for k in range(len(head))]
+    rule = ["---:" if is_number else "---" for is_number in are_numbers]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *cells))
+
+
+def describe_machine(packages: Sequence[str]) -> str:
+    """Processor, cores, Python and the versions of packages."""
+    versions = ", ".join(f"{package} {version(package)}" for package in packages)
+    return f"{_processor()}, {os.cpu_count()} cores; Python {platform.python_version()}, {versions}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.machine()
+
+
+@dataclass
+class Progress:
+    """A line on standard error that grows with the work, when a person looks on."""
+
+    what: str
+    total: int
+    done: int = 0
+
+    def advance(self, steps: int) -> None:
+        self.done += steps
+        if sys.stderr.isatty():
+            end = "\n" if self.done >= self.total else ""
+            print(f"\r{self.what}: {self.done} of {self.total}", end=end, file=sys.stderr, flush=True)
