@@ -148,6 +148,7 @@ def _label(figure: Figure, axes: Axes, labels: Sequence[Label], x: float, offset
             fontsize=LABEL_POINTS,
             ha="left" if offset_points > 0 else "right",
             va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
             annotation_clip=False,
         )
 

@@ -170,9 +170,11 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
     """Runs everything and writes pictures and data sets into `out`."""
     chapter = Chapter(out, "The simulated message queue")
     chapter.say(_MODEL)
-    chapter.say(f"Each point is the mean of {len(extent.seeds)} seeds ({extent.seeds[0]} to {extent.seeds[-1]}), "
-                f"with its 95 % confidence interval; {extent.measured_s:g} s of simulated time are measured after "
-                f"{extent.warm_up_s:g} s of warm-up.")  # fmt: skip
+    chapter.say(
+        f"Each point is the mean of {len(extent.seeds)} seeds ({extent.seeds[0]} to {extent.seeds[-1]}), with its 95 % "
+        f"confidence interval; {extent.measured_s:g} s of simulated time are measured after {extent.warm_up_s:g} s of "
+        "warm-up."
+    )
     _write_parameters(chapter)
     _write_request_rates(chapter, extent)
     _write_sleeps(chapter, extent)
@@ -344,9 +346,7 @@ def _write_sleeps(chapter: Chapter, extent: Extent) -> None:
         "with the room in the queues. The paper's two optima, 5 s simulated and 0.1 s to 0.5 s on its servers, lie "
         "apart as those of many and few connections do here. No fixed sleep is right for two deployments."
     )
-    caption = (
-        "Throughput of RDS against its sleep, for W connections a back-end; dashed: conventional, with the same W."
-    )
+    caption = "Throughput of RDS (solid) against its sleep, with W connections a back-end; dashed: conventional."
     chapter.picture("figure_12_sleep", _draw_sleeps(grid, extent), caption)
     chapter.data("sleeps", grid.table(), "RDS at every sleep and the conventional method, λ = 200")
     _write_best_sleeps(chapter, grid, extent)
@@ -354,14 +354,14 @@ def _write_sleeps(chapter: Chapter, extent: Extent) -> None:
 
 
 def _draw_sleeps(grid: Grid, extent: Extent) -> Figure:
-    figure, panels = pictures.new_figure(2)
+    figure, panels = pictures.new_figure(2, width=6.2)
     lines = {buffers: [_sleep_line(grid, extent, buffers, w) for w in CONNECTIONS] for buffers in _BUFFERS}
     for axes, (buffers, (title, _parameters)) in zip(panels, _BUFFERS.items(), strict=True):
         axes.set_xscale("log")
         pictures.draw_lines(axes, lines[buffers])
         pictures.name_axes(axes, title, "sleep of RDS [s]", "throughput [messages/s]")
-        axes.set_xlim(left=min(extent.sleeps_s) / 3)
-        pictures.set_x_ticks(axes, (0.02, 0.1, 0.5, 2, 5, 20))
+        axes.set_xlim(left=min(extent.sleeps_s) / 7)  # room for the names
+        pictures.set_x_ticks(axes, (0.02, 0.1, 0.5, 2, 5, 10, 20))
     pictures.share_y_limits(panels)
     for axes, buffers in zip(panels, _BUFFERS, strict=True):
         pictures.label_starts(figure, axes, lines[buffers])

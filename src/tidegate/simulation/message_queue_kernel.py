@@ -9,6 +9,7 @@ Invariant: messages accepted = messages delivered + messages in the queues, at e
 
 The model takes its two random sources as arguments, one for the devices and one for the back-ends, so that all methods
 meet the same devices. Every constant that is compiled in stands in this file: numba notices the change of no other.
+Throughout, `m` is the model and `s` its state.
 """
 
 from __future__ import annotations
