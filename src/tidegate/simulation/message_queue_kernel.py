@@ -208,8 +208,14 @@ def pop_first(ring: Integers, ends: Integers) -> int:
     return item
 
 
-@kernel
+@inlined
 def schedule(events: Events, at_s: float, kind: int, subject: int, queue: int) -> None:
+    # A constant has a type of its own in numba: without the casts the heap would be compiled for each kind of event.
+    push_event(events, at_s, np.int64(kind), np.int64(subject), np.int64(queue))
+
+
+@kernel
+def push_event(events: Events, at_s: float, kind: int, subject: int, queue: int) -> None:
     place = events.pending[0]
     events.pending[0] += 1
     while place > 0 and at_s < events.due_s[(place - 1) // 2]:
