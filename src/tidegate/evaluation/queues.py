@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tidegate.evaluation import queues_simulated
+from tidegate.evaluation import queues_measured, queues_simulated
 from tidegate.evaluation.report import Chapter, describe_machine, write_report
 
 PACKAGES = ("numba", "numpy", "pyarrow", "matplotlib")
@@ -25,7 +25,11 @@ def write_simulated(out: Path, is_short: bool) -> Chapter:
     return queues_simulated.write_chapter(out, queues_simulated.SHORT if is_short else queues_simulated.FULL)
 
 
-CHAPTERS: tuple[WriteChapter, ...] = (write_simulated,)
+def write_measured(out: Path, is_short: bool) -> Chapter:
+    return queues_measured.write_chapter(out, queues_measured.SHORT if is_short else queues_measured.FULL)
+
+
+CHAPTERS: tuple[WriteChapter, ...] = (write_simulated, write_measured)
 
 
 def evaluate_queues(out: Path, *, is_short: bool, command: str, chapters: Sequence[WriteChapter] = CHAPTERS) -> Path:

@@ -1,0 +1,80 @@
+"""The processes that an evaluation measures: a broker, and a Redis for it, on free ports, in their own directories."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.errors import Unavailable
+
+STARTUP_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class RunningBroker:
+    address: str
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
+    """`tidegate serve`, ended tidily whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-evaluation-") as data:
+        command = ("-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, "--data", data, *flags, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(STARTUP_S):
+                line = await process.stdout.readline()
+            if not line:
+                raise Unavailable("U701", "the broker did not start", "see its message above")
+            yield RunningBroker(json.loads(line)["ready"]["native"], process.pid)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def redis_process() -> AsyncIterator[tuple[str, int]]:
+    """A Redis with its append-only file synced every second: its address and process id."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise Unavailable("U708", "redis-server is not installed", "apt-get install redis-server")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="tidegate-evaluation-") as directory:
+        process = await asyncio.create_subprocess_exec(
+            program, "--port", str(port), "--bind", "127.0.0.1", "--dir", directory, "--appendonly", "yes",
+            "--save", "", stdout=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            await _wait_for_port(port)
+            yield f"redis://127.0.0.1:{port}/0", process.pid
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
+
+
+async def _wait_for_port(port: int) -> None:
+    async with asyncio.timeout(STARTUP_S):
+        while True:
+            try:
+                _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.02)
+            else:
+                writer.close()
+                await writer.wait_closed()
+                return

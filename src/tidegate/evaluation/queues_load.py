@@ -1,0 +1,182 @@
+"""The paper's load on a real broker: devices that enqueue at regular intervals, back-ends that dequeue at random.
+
+A back-end asks at the times of a Poisson process, with a bound on its requests that are open; a reply that is held
+occupies one. What comes is deleted. Everything is measured from outside: latency from a message's time of enqueue to
+its arrival, CPU time of the broker's and the store's processes from the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from tidegate.client import Connection, connect
+from tidegate.client.queue import Message, Queue
+
+QUEUE: Final = "evaluation"
+BODY: Final = "x" * 1000
+TICK_S: Final = 0.01
+# The low bits of a clock id that ask for a process, and for its CPU time as the scheduler counts it.
+_PROCESS_CPU_CLOCK: Final = 2
+
+
+@dataclass(frozen=True)
+class Load:
+    """`request_rate` is the paper's lambda: requests a second of each back-end."""
+
+    messages_s: float
+    request_rate: float
+    back_ends: int = 10
+    open_requests_max: int = 30
+    request_messages_max: int = 50
+    physical_queues: int = 10
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`missing` messages were acknowledged and did not arrive while we looked; a second is given for the last ones."""
+
+    throughput: float
+    hit_rate: float
+    messages_a_hit: float
+    tries_s: float
+    latency_p50_s: float
+    latency_p99_s: float
+    broker_us_a_message: float
+    store_us_a_message: float
+    broker_load: float
+    enqueued: int
+    missing: int
+
+
+@dataclass
+class _Counts:
+    enqueued: int = 0
+    arrived: int = 0
+    latencies_s: list[float] = field(default_factory=list)
+
+
+async def measure(
+    address: str,
+    pids: Mapping[str, int],
+    settings: Mapping[str, Any],
+    least: int,
+    load: Load,
+    seconds: float,
+    seed: int,
+) -> Measured:
+    """One run on a queue of its own. `pids` has the processes `broker` and, if it is one of its own, `store`."""
+    async with connect(address, name="devices") as devices, connect(address, name="back-ends") as back_ends:
+        queue = back_ends.queue(QUEUE)
+        await queue.create(physical_queues=load.physical_queues, **settings)
+        try:
+            return await _run(devices.queue(QUEUE), back_ends, pids, least, load, seconds, seed)
+        finally:
+            await queue.drop()
+
+
+async def _run(
+    into: Queue, back_ends: Connection, pids: Mapping[str, int], least: int, load: Load, seconds: float, seed: int
+) -> Measured:
+    counts = _Counts()
+    queue = back_ends.queue(QUEUE)
+    before = {name: cpu_s(pid) for name, pid in pids.items()}
+    began_s = time.perf_counter()
+    asking = [
+        asyncio.create_task(_ask(queue, counts, load, least, random.Random(f"{seed} {number}")))  # noqa: S311
+        for number in range(load.back_ends)
+    ]
+    await _enqueue(into, counts, load, seconds)
+    took_s = time.perf_counter() - began_s
+    used_s = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
+    arrived, statistics = counts.arrived, await queue.stats()
+    await _wait_for_the_rest(counts)
+    for task in asking:
+        task.cancel()
+    await asyncio.wait(asking)
+    latencies_s = np.array(counts.latencies_s or [float("nan")])
+    return Measured(
+        throughput=arrived / took_s,
+        hit_rate=statistics["hit_rate"],
+        messages_a_hit=statistics["messages_a_hit"],
+        tries_s=(statistics["hits"] + statistics["misses"]) / took_s,
+        latency_p50_s=float(np.percentile(latencies_s, 50)),
+        latency_p99_s=float(np.percentile(latencies_s, 99)),
+        broker_us_a_message=1e6 * used_s["broker"] / max(1, arrived),
+        store_us_a_message=1e6 * used_s.get("store", 0.0) / max(1, arrived),
+        broker_load=used_s["broker"] / took_s,
+        enqueued=counts.enqueued,
+        missing=counts.enqueued - counts.arrived,
+    )
+
+
+async def _enqueue(queue: Queue, counts: _Counts, load: Load, seconds: float) -> None:
+    """All devices together: at each tick what is due, without waiting for acknowledgements before the next tick."""
+    loop = asyncio.get_running_loop()
+    began_s = loop.time()
+    putting: set[asyncio.Task[None]] = set()
+    due = sent = 0
+
+    async def put(messages: int) -> None:
+        counts.enqueued += (await queue.put([BODY] * messages)).accepted
+
+    while (now_s := loop.time()) < began_s + seconds:
+        due = int((now_s - began_s) * load.messages_s)
+        if due > sent:
+            putting.add(task := asyncio.create_task(put(due - sent)))
+            task.add_done_callback(putting.discard)
+            sent = due
+        await asyncio.sleep(TICK_S)
+    if putting:
+        await asyncio.wait(putting)
+
+
+async def _ask(queue: Queue, counts: _Counts, load: Load, least: int, rng: random.Random) -> None:
+    """One back-end: requests at random times, while it may have more open."""
+    is_free = asyncio.Semaphore(load.open_requests_max)
+
+    async def request() -> None:
+        try:
+            messages = await queue.take(max=load.request_messages_max, min=least, wait_s=20.0)
+            if messages:
+                _note(messages, counts)
+                await queue.delete(messages)
+        finally:
+            is_free.release()
+
+    async with asyncio.TaskGroup() as tasks:
+        next_s = asyncio.get_running_loop().time()
+        while True:
+            next_s = max(next_s + rng.expovariate(load.request_rate), asyncio.get_running_loop().time() - 0.1)
+            await asyncio.sleep(max(0.0, next_s - asyncio.get_running_loop().time()))
+            await is_free.acquire()
+            tasks.create_task(request())
+
+
+def _note(messages: list[Message], counts: _Counts) -> None:
+    now_s = time.time()
+    counts.arrived += len(messages)
+    counts.latencies_s += [now_s - message.enqueued_at for message in messages]
+
+
+async def _wait_for_the_rest(counts: _Counts) -> None:
+    async def rest() -> None:
+        while counts.arrived < counts.enqueued:
+            await asyncio.sleep(TICK_S)
+
+    try:
+        async with asyncio.timeout(6.0):
+            await rest()
+    except TimeoutError:
+        return
+
+
+def cpu_s(pid: int) -> float:
+    """CPU seconds of a live process and its threads since it began, as clock_getcpuclockid(3) finds them."""
+    return time.clock_gettime(~pid << 3 | _PROCESS_CPU_CLOCK)

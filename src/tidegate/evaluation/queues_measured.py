@@ -1,0 +1,196 @@
+"""The chapter on the real message queue: the same comparison on a broker over LMDB and over Redis, on this machine.
+
+What the simulation counts as cost is measured here as CPU time of the broker and of Redis. A miss costs about as much
+as a hit here, far from the paper's lock, so methods differ less in throughput and more in what a message costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.evaluation import pictures
+from tidegate.evaluation.processes import broker_process, redis_process
+from tidegate.evaluation.queues_load import Load, Measured, measure
+from tidegate.evaluation.report import Chapter, Estimate, Progress
+
+
+@dataclass(frozen=True)
+class Extent:
+    seconds: float
+    repetitions: int
+
+
+FULL = Extent(seconds=8.0, repetitions=5)
+SHORT = Extent(seconds=1.5, repetitions=2)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of a queue, and the least that a request asks for."""
+
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    least: int = 1
+
+
+CONVENTIONAL = Variant("conventional", {"method": "conventional"})
+RDS_SHORT = Variant("RDS 0.1 s", {"method": "rds", "sleep_s": 0.1})
+RDS = Variant("RDS 0.5 s", {"method": "rds", "sleep_s": 0.5})
+RDS_LONG = Variant("RDS 5 s", {"method": "rds", "sleep_s": 5.0})
+WAKE_UP_AT_ONCE = Variant("wake-up at once", {"method": "wakeup"})
+WAKE_UP = Variant("wake-up 20 ms", {"method": "wakeup", "linger_s": 0.02}, least=25)
+WAKE_UP_PATIENT = Variant("wake-up 100 ms", {"method": "wakeup", "linger_s": 0.1}, least=25)
+VARIANTS = (
+    CONVENTIONAL,
+    Variant("PMS", {"method": "pms"}),
+    RDS_SHORT,
+    RDS,
+    RDS_LONG,
+    Variant("RDS-adaptive", {"method": "rds", "sleep_s": 1.0, "sleep": "adaptive"}),
+    WAKE_UP_AT_ONCE,
+    WAKE_UP,
+    WAKE_UP_PATIENT,
+)
+BUSY = "1,000 messages/s, λ = 200"
+SPARSE = "sparse: 100 messages/s, λ = 200"
+LOADS = {BUSY: Load(1000.0, 200.0), SPARSE: Load(100.0, 200.0)}
+LMDB = "LMDB, fsync"
+REDIS = "Redis, everysec"
+
+Results = dict[tuple[str, str, str], list[Measured]]
+
+
+def write_chapter(out: Path, extent: Extent) -> Chapter:
+    chapter = Chapter(out, "The same on the real broker")
+    results = asyncio.run(_measure_all(extent))
+    load = LOADS[BUSY]
+    chapter.say(
+        f"A broker process, {load.physical_queues} physical queues, messages of 1 kB, {load.back_ends} back-ends that "
+        f"ask for up to {load.request_messages_max} at the times of a Poisson process, at most "
+        f"{load.open_requests_max} requests of each open; devices and back-ends are one other process on the same "
+        f"cores. Methods are interleaved within each of {extent.repetitions} repetitions of {extent.seconds:g} s; means "
+        "with 95 % intervals. CPU time is that of the broker's process, and of Redis where it is the store."
+    )
+    for store in (LMDB, REDIS):
+        for name in LOADS:
+            chapter.section(f"{store}: {name}")
+            chapter.table(*_table(store, {v.name: results[store, name, v.name] for v in VARIANTS}))
+    _draw(chapter, results)
+    chapter.data("measured", _data(results), "one run each")
+    _claim(chapter, results)
+    return chapter
+
+
+async def _measure_all(extent: Extent) -> Results:
+    results: Results = {}
+    progress = Progress("measured on the real broker", extent.repetitions * len(LOADS) * len(VARIANTS) * 2)
+    async with redis_process() as (redis, redis_pid):
+        async with broker_process() as broker:
+            await _measure_store(LMDB, broker.address, {"broker": broker.pid}, extent, results, progress)
+        async with broker_process("--queue-store", redis) as broker:
+            pids = {"broker": broker.pid, "store": redis_pid}
+            await _measure_store(REDIS, broker.address, pids, extent, results, progress)
+    return results
+
+
+async def _measure_store(
+    store: str, address: str, pids: Mapping[str, int], extent: Extent, results: Results, progress: Progress
+) -> None:
+    for seed in range(extent.repetitions):
+        for name, load in LOADS.items():
+            for variant in VARIANTS:
+                run = await measure(address, pids, variant.settings, variant.least, load, extent.seconds, seed)
+                results.setdefault((store, name, variant.name), []).append(run)
+                progress.advance(1)
+
+
+def _estimate(runs: Sequence[Measured], what: str) -> Estimate:
+    return Estimate.of([getattr(run, what) for run in runs])
+
+
+def _table(store: str, runs: Mapping[str, Sequence[Measured]]) -> tuple[list[str], list[list[str]]]:
+    head = ["method", "messages/s", "hit rate", "messages a hit", "tries/s", "p50 ms", "p99 ms", "broker µs/message"]
+    if store == REDIS:
+        head.append("Redis µs/message")
+    rows = []
+    for method, measured in runs.items():
+        row = [
+            method,
+            _estimate(measured, "throughput").write(),
+            _estimate(measured, "hit_rate").write(2),
+            _estimate(measured, "messages_a_hit").write(1),
+            _estimate(measured, "tries_s").write(),
+            _estimate(measured, "latency_p50_s").write(1, 1000),
+            _estimate(measured, "latency_p99_s").write(1, 1000),
+            _estimate(measured, "broker_us_a_message").write(),
+        ]
+        if store == REDIS:
+            row.append(_estimate(measured, "store_us_a_message").write())
+        rows.append(row)
+    return head, rows
+
+
+def _draw(chapter: Chapter, results: Results) -> None:
+    """What a message costs, against how long its slowest hundredth takes: lower left is better."""
+    figure, panels = pictures.new_figure(2)
+    for panel, store in zip(panels, (LMDB, REDIS), strict=True):
+        panel.set_title(store, fontsize=10)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlabel("latency p99 (ms)")
+        panel.set_ylabel("broker's CPU time a message (µs)")
+        for variant in VARIANTS:
+            runs = results[store, BUSY, variant.name]
+            x = _estimate(runs, "latency_p99_s").mean * 1000
+            y = _estimate(runs, "broker_us_a_message").mean
+            is_ours = variant.settings["method"] == "wakeup"
+            look = pictures.GREEN if is_ours else pictures.BLACK
+            panel.plot([x], [y], look.marker, color=look.colour)
+            panel.annotate(
+                variant.name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=look.colour
+            )
+        panel.margins(0.25)
+    chapter.picture("measured", figure, f"Cost and latency of every method on the real broker; {BUSY}")
+
+
+def _data(results: Results) -> pa.Table:
+    rows = [
+        {"store": store, "load": load, "method": method, "repetition": number} | asdict(run)
+        for (store, load, method), runs in results.items()
+        for number, run in enumerate(runs)
+    ]
+    return pa.Table.from_pylist(rows)
+
+
+def _claim(chapter: Chapter, results: Results) -> None:
+    missing = sum(run.missing for runs in results.values() for run in runs)
+    enqueued = sum(run.enqueued for runs in results.values() for run in runs)
+    chapter.claim("nothing acknowledged is missing in any run", missing == 0, f"{missing} of {enqueued:,}")
+    for store in (LMDB, REDIS):
+
+        def of(variant: Variant, what: str, store: str = store) -> float:
+            return _estimate(results[store, BUSY, variant.name], what).mean
+
+        cost = "broker_us_a_message"
+        chapter.claim(
+            f"{store}: a message costs the broker less by wake-up 20 ms than by RDS 0.5 s and than conventional",
+            of(WAKE_UP, cost) < min(of(RDS, cost), of(CONVENTIONAL, cost)),
+            f"{of(WAKE_UP, cost):.0f}, {of(RDS, cost):.0f} and {of(CONVENTIONAL, cost):.0f} µs",
+        )
+        p99 = "latency_p99_s"
+        chapter.claim(
+            f"{store}: p99 by wake-up 20 ms is at least ten times lower than by RDS 5 s",
+            10 * of(WAKE_UP, p99) <= of(RDS_LONG, p99),
+            f"{1000 * of(WAKE_UP, p99):.0f} and {1000 * of(RDS_LONG, p99):.0f} ms",
+        )
+        chapter.claim(
+            f"{store}: wake-up at once has a hit rate of 0.95 or more, conventional has not",
+            of(WAKE_UP_AT_ONCE, "hit_rate") >= 0.95 > of(CONVENTIONAL, "hit_rate"),
+            f"{of(WAKE_UP_AT_ONCE, 'hit_rate'):.2f} and {of(CONVENTIONAL, 'hit_rate'):.2f}",
+        )
