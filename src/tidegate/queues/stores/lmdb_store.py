@@ -345,6 +345,7 @@ class LmdbStore:
         return state.counts
 
     def watch(self, queue: str, on_ready: OnReady) -> None:
+        """Tells at once of what a former process has left."""
         state = self._queue(queue)
         state.on_ready = on_ready
         for at in state.physical:
@@ -610,10 +611,10 @@ class LmdbStore:
         self._tell(target, to)
 
     def _good(self, state: _Queue, receipts: Iterable[str]) -> Iterator[tuple[PhysicalQueue, Receipt]]:
-        """The receipts that are not stale, with their queues; each is looked at when its turn comes."""
+        """The receipts that are not stale, with their queues; each is looked at when its turn comes. All are parsed
+        first: one that is malformed must not end a step that is half done."""
         now_s = self._loop.time()
-        for text in receipts:
-            receipt = Receipt.parse(text)
+        for receipt in [Receipt.parse(text) for text in receipts]:
             if receipt.epoch == self._epoch and 0 <= receipt.physical < len(state.physical):
                 at = state.physical[receipt.physical]
                 at.leases.expire(now_s)
