@@ -6,6 +6,7 @@ one physical queue, so that their subscriber gets notifications in order.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -59,6 +60,8 @@ class LogicalQueues:
         self._store = store
         self._queues: dict[str, _LogicalQueue] = {}
         self._is_stopping = False
+        # Two who make one queue at a time would give it two numbers in the store, and its messages to the lost one.
+        self._defining = asyncio.Lock()
         self.on_change: Callable[[str, Definition | None], None] = _ignore
 
     async def open(self) -> None:
@@ -71,6 +74,10 @@ class LogicalQueues:
         self._is_stopping = True
         for queue in self._queues.values():
             await queue.dequeue_controller.close()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._is_stopping
 
     async def close(self) -> None:
         await self.stop()
@@ -90,9 +97,10 @@ class LogicalQueues:
     async def drop(self, name: str) -> None:
         if name.endswith(DEAD):
             raise QueueError("Q902", f"{name!r} holds the dead letters of a queue", "drop that queue")
-        self._get(name)
-        await self._store.drop(name)
-        await self._forget(name)
+        async with self._defining:
+            self._get(name)
+            await self._store.drop(name)
+            await self._forget(name)
 
     def definitions(self) -> list[Definition]:
         """All queues, those of dead letters and of subscriptions too."""
@@ -190,6 +198,10 @@ class LogicalQueues:
 
     async def _define(self, name: str, given: Any) -> Definition:
         settings = given if isinstance(given, QueueSettings) else parse_settings(given)
+        async with self._defining:
+            return await self._make(name, settings)
+
+    async def _make(self, name: str, settings: QueueSettings) -> Definition:
         known = self._queues.get(name)
         if known is not None:
             if settings.durability is None:
