@@ -26,8 +26,8 @@ VISIBILITY_S_MAX: Final = 12 * 3600.0
 
 
 class NewMessage(msgspec.Struct, array_like=True, gc=False):
-    """What is enqueued. `group`: messages of one group keep their order. `device` and `sequence` together name the
-    message, so that one that is sent again is kept once."""
+    """What is enqueued. `group`: messages of one group keep their order. `device` and `sequence`, from 1, together
+    name the message, so that one that is sent again is kept once."""
 
     body: msgspec.Raw
     group: str = ""

@@ -78,7 +78,9 @@ class EnqueueController:
 def _entry(message: NewMessage, index: int, now_s: float) -> Entry:
     _check(message, index)
     sealed = seal(Record(message.group, now_s, message.body, message.device, message.sequence, message.headers))
-    return Entry(sealed, message.group, identity(message.device, message.sequence) if message.device else b"")
+    # A device that does not count its messages names none of them: its second must not pass for its first.
+    is_named = message.device and message.sequence
+    return Entry(sealed, message.group, identity(message.device, message.sequence) if is_named else b"")
 
 
 def identity(device: str, sequence: int) -> bytes:
@@ -101,7 +103,7 @@ def _check(message: NewMessage, index: int) -> None:
                 f"use at most {TEXT_CHARACTERS_MAX}",
             )
     if not 0 <= message.sequence < _SEQUENCE_MAX:
-        raise QueueError("Q905", f"message [{index}]: {message.sequence} is no sequence", "count from 0")
+        raise QueueError("Q905", f"message [{index}]: {message.sequence} is no sequence", "count from 1")
     if len(message.headers) > HEADERS_MAX:
         raise QueueError("Q905", f"message [{index}] has {len(message.headers)} headers", f"use at most {HEADERS_MAX}")
     for name, value in message.headers.items():
