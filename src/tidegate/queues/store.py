@@ -176,7 +176,7 @@ def no_such_queue(name: str) -> NoSuchQueue:
 
 def queue_full(name: str, what: str, bound: str) -> Overloaded:
     return Overloaded(
-        "L606",
+        "L608",
         f"queue {name!r} is full: {what}",
         f"come back when consumers have deleted some, or raise its {bound}",
         retry_after_s=2.0,
@@ -184,7 +184,7 @@ def queue_full(name: str, what: str, bound: str) -> Overloaded:
 
 
 def store_failed(what: str) -> Unavailable:
-    return Unavailable("U706", f"the store of the queues has failed: {what}", "nothing was accepted; see to the store")
+    return Unavailable("U707", f"the store of the queues has failed: {what}", "nothing was accepted; see to the store")
 
 
 def durability_rank(durability: Durability) -> int:

@@ -63,7 +63,7 @@ class GroupCommit:
         with self._has_work:
             if self._waiting_bytes + size_bytes > WAITING_BYTES_MAX:
                 raise Overloaded(
-                    "L607",
+                    "L609",
                     f"{self._waiting_bytes} bytes wait for the disk",
                     "come back in a moment, or use a faster disk",
                 )
