@@ -34,7 +34,9 @@ from tidegate.layers.embedded_host import EmbeddedHost
 from tidegate.listeners.gate import Gate
 from tidegate.listeners.http_connection import HttpConnection
 from tidegate.listeners.http_publish import HttpPublisher, read_body
+from tidegate.listeners.http_queues import HttpQueues
 from tidegate.listeners.http_subscribe import HttpSubscriber
+from tidegate.listeners.http_subscriptions import HttpSubscriptions
 from tidegate.listeners.json_response import error_response, json_response
 from tidegate.listeners.openapi import openapi_document
 from tidegate.metrics import exposition
@@ -67,7 +69,7 @@ class HttpListener:
         self._registry = registry
         self._is_ready = True
         self._publisher = HttpPublisher(host, config, incarnation)
-        self._subscriber = HttpSubscriber(host)
+        self._subscriber = HttpSubscriber(host, queues)
         self._queues = queues
         self._app = Starlette(
             routes=self._routes(),
@@ -139,6 +141,8 @@ class HttpListener:
             Route("/v1/stream", self._subscriber.stream),
             WebSocketRoute("/v1/subscribe", self._subscriber.subscribe),
             Route("/v1/subscribe", _no_upgrade),
+            *HttpSubscriptions(self._queues, self._config).routes(),
+            *HttpQueues(self._queues, self._config).routes(),
             Route("/v1/why", self._why, methods=["POST"]),
             Route("/v1/layers", self._layers),
             Route("/healthz", self._healthy),
@@ -191,7 +195,7 @@ def _middleware(config: Config, token: str | None) -> list[Middleware]:
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=config.origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Tidegate-Publisher", "Tidegate-Sequence"],
         expose_headers=["Retry-After"],
     )

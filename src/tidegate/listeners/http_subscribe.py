@@ -1,6 +1,6 @@
 """Push over HTTP: WebSocket `/v1/subscribe?filter=…` and server-sent events `/v1/stream?filter=…`.
 
-A connection is one session with one subscription. The response starts when the subscription is acknowledged: what is
+A connection is one session with one subscription; with `name=…` it is a durable one (`http_durable`). The response starts when the subscription is acknowledged: what is
 published after that arrives. Deliveries are taken from the outbox as fast as the peer reads, one JSON object each:
 `{"notification": {…}, "publisher": "…", "sequence": n}`, or `{"gap": n}` where a slow reader has lost some.
 """
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping
-from typing import Any, Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -30,7 +30,9 @@ from tidegate.layers.frames import (
     SubscriptionRefused,
 )
 from tidegate.layers.outbox import Policy
+from tidegate.listeners.http_durable import DurableSession, open_durable
 from tidegate.listeners.json_response import error_response
+from tidegate.queues import LogicalQueues
 
 TAKE_BYTES: Final = 64 * 1024
 KEEP_ALIVE_S: Final = 15.0
@@ -87,7 +89,7 @@ class PushSession:
         self._is_stopping = True
         self._wake.set()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self._host.close_session(self._session)
 
     async def _wait(self) -> bool:
@@ -101,12 +103,16 @@ class PushSession:
         return True
 
 
+Session: TypeAlias = PushSession | DurableSession
+
+
 class HttpSubscriber:
     """The endpoints, and all push sessions of the broker."""
 
-    def __init__(self, host: EmbeddedHost) -> None:
+    def __init__(self, host: EmbeddedHost, queues: LogicalQueues) -> None:
         self._host = host
-        self._sessions: set[PushSession] = set()
+        self._queues = queues
+        self._sessions: set[Session] = set()
         self._is_stopping = False
 
     async def stream(self, request: Request) -> Response:
@@ -129,7 +135,7 @@ class HttpSubscriber:
         except* WebSocketDisconnect:
             pass
         finally:
-            self._close(session)
+            await self._close(session)
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -139,23 +145,27 @@ class HttpSubscriber:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    async def _open(self, query: Mapping[str, str]) -> PushSession:
+    async def _open(self, query: Mapping[str, str]) -> Session:
         if self._is_stopping:
             raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
-        session = PushSession(self._host)
+        session = await (open_durable(self._queues, query) if "name" in query else self._open_live(query))
         self._sessions.add(session)
+        return session
+
+    async def _open_live(self, query: Mapping[str, str]) -> PushSession:
+        session = PushSession(self._host)
         try:
             await session.subscribe(query)
         except BaseException:
-            self._close(session)
+            await session.close()
             raise
         return session
 
-    def _close(self, session: PushSession) -> None:
+    async def _close(self, session: Session) -> None:
         self._sessions.discard(session)
-        session.close()
+        await session.close()
 
-    async def _push(self, session: PushSession, websocket: WebSocket) -> None:
+    async def _push(self, session: Session, websocket: WebSocket) -> None:
         try:
             async for events in session.events():
                 for event in events:
@@ -174,10 +184,10 @@ class HttpSubscriber:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. `on_end` is called however it ends; the iterator cannot tell: one that was never started, or
+    """Server-sent events. `on_end` is awaited however it ends; the iterator cannot tell: one that was never started, or
     that waits for a peer that does not read, is dropped silently when the peer leaves."""
 
-    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], on_end: Callable[[], Awaitable[None]]) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(events, headers=headers, media_type="text/event-stream")
         self._on_end = on_end
@@ -186,10 +196,10 @@ class EventStream(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._on_end()
+            await self._on_end()
 
 
-async def _server_sent_events(session: PushSession) -> AsyncIterator[bytes]:
+async def _server_sent_events(session: Session) -> AsyncIterator[bytes]:
     yield b": subscribed\n\n"
     try:
         async for events in session.events():
