@@ -1,8 +1,9 @@
-"""Metrics for Prometheus, made from the slices' `statistics()` when somebody asks: the hot path counts integers."""
+"""Metrics for Prometheus, made from the `statistics()` of slices and queues when somebody asks: the hot path counts
+integers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector, CollectorRegistry
+
+from tidegate.queues.statistics import QueueStatistics
 
 # (layer, statistic) -> (metric, help). A name that ends in _total is a counter, any other a gauge.
 METRICS: Final[dict[tuple[str, str], tuple[str, str]]] = {
@@ -37,6 +40,40 @@ METRICS: Final[dict[tuple[str, str], tuple[str, str]]] = {
     ("matcher", "entries_scanned"): ("index_entries_scanned_total", "Entries of the index that notifications met"),
     ("matcher", "entries_verified"): ("index_entries_verified_total", "Filters compared in full"),
     ("exit_point", "incomplete_batches"): ("batches_incomplete", "Batches that wait for a Matcher"),
+    ("queue_point", "bindings"): ("queue_bindings", "Queues that are bound to a filter"),
+    ("queue_point", "notifications"): (
+        "notifications_queued_total",
+        "Notifications that matched the filter of a queue",
+    ),
+    ("queue_point", "unacknowledged_batches"): ("queue_batches_unacknowledged", "Batches on their way into queues"),
+}
+
+# statistic of a queue -> (metric, help), each with the label `queue`.
+QUEUE_METRICS: Final[dict[str, tuple[str, str]]] = {
+    "messages": ("messages", "Messages in the queue"),
+    "bytes": ("bytes", "Bytes in the queue"),
+    "waiting": ("waiting", "Messages that can be leased"),
+    "leased": ("leased", "Messages that are leased"),
+    "parked": ("parked", "Dequeue requests that are held"),
+    "dead_letters": ("dead_letters", "Messages in its dead-letter queue"),
+    "oldest_age_s": ("oldest_age_seconds", "Age of the oldest message"),
+    "sleep_s": ("sleep_seconds", "How long a dequeue request that misses now would sleep"),
+    "hit_rate": ("hit_rate", "Part of the tries of physical queues that brought messages"),
+    "messages_a_hit": ("messages_per_hit", "Messages that such a try brought"),
+    "predicted_cost": ("predicted_cost", "Part of a core that the store's work is predicted to take"),
+    "requests": ("requests_total", "Dequeue requests"),
+    "hits": ("hits_total", "Tries of physical queues that brought messages"),
+    "misses": ("misses_total", "Tries of physical queues that brought none"),
+    "enqueued": ("enqueued_total", "Messages enqueued"),
+    "duplicates": ("duplicates_total", "Messages that were sent again"),
+    "refused": ("refused_total", "Messages refused because the queue was full"),
+    "dropped": ("dropped_total", "Oldest messages dropped to make room"),
+    "delivered": ("delivered_total", "Messages leased to consumers"),
+    "deleted": ("deleted_total", "Messages deleted by consumers"),
+    "redelivered": ("redelivered_total", "Deliveries after the first"),
+    "expired": ("expired_total", "Leases that ended before their messages were deleted"),
+    "dead_lettered": ("dead_lettered_total", "Messages moved to the dead-letter queue"),
+    "corrupt": ("corrupt_total", "Records set aside because the disk has spoilt them"),
 }
 
 
@@ -49,11 +86,23 @@ class BrokerCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         layers = {layer: asdict(statistics) for layer, statistics in self._statistics().items()}
         for (layer, statistic), (name, text) in METRICS.items():
-            value = layers[layer][statistic]
-            if name.endswith("_total"):
-                yield CounterMetricFamily(f"tidegate_{name.removesuffix('_total')}", text, value=value)
-            else:
-                yield GaugeMetricFamily(f"tidegate_{name}", text, value=value)
+            family = _family(name, text, [])
+            family.add_metric([], layers[layer][statistic])
+            yield family
+
+
+class QueueCollector(Collector):
+    """Statistics of queues, which must be asked for before."""
+
+    def __init__(self, statistics: Sequence[QueueStatistics]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterable[Metric]:
+        for statistic, (name, text) in QUEUE_METRICS.items():
+            family = _family(f"queue_{name}", text, ["queue"])
+            for each in self._statistics:
+                family.add_metric([each.name], getattr(each, statistic))
+            yield family
 
 
 def make_registry(statistics: Callable[[], dict[str, Any]]) -> CollectorRegistry:
@@ -64,5 +113,13 @@ def make_registry(statistics: Callable[[], dict[str, Any]]) -> CollectorRegistry
     return registry
 
 
-def exposition(registry: CollectorRegistry) -> bytes:
-    return generate_latest(registry)
+def exposition(registry: CollectorRegistry, queues: Sequence[QueueStatistics]) -> bytes:
+    of_queues = CollectorRegistry()
+    of_queues.register(QueueCollector(queues))
+    return generate_latest(registry) + generate_latest(of_queues)
+
+
+def _family(name: str, text: str, labels: list[str]) -> CounterMetricFamily | GaugeMetricFamily:
+    if name.endswith("_total"):
+        return CounterMetricFamily(f"tidegate_{name.removesuffix('_total')}", text, labels=labels)
+    return GaugeMetricFamily(f"tidegate_{name}", text, labels=labels)

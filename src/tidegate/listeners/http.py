@@ -41,9 +41,11 @@ from tidegate.listeners.json_response import error_response, json_response
 from tidegate.listeners.openapi import openapi_document
 from tidegate.metrics import exposition
 from tidegate.queues import LogicalQueues
+from tidegate.queues.statistics import QueueStatistics
 
 BACKLOG: Final = 1024
 POLL_S: Final = 0.01
+METRICS_QUEUES_MAX: Final = 1000
 
 
 class WhyRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -175,7 +177,17 @@ class HttpListener:
         return json_response({"status": "ready"})
 
     async def _metrics(self, request: Request) -> Response:
-        return Response(exposition(self._registry), media_type="text/plain; version=0.0.4")
+        text = exposition(self._registry, await self._queue_statistics())
+        return Response(text, media_type="text/plain; version=0.0.4")
+
+    async def _queue_statistics(self) -> list[QueueStatistics]:
+        """Of the first queues; those of dead letters are counted in theirs."""
+        names = [definition.name for definition in self._queues.definitions() if definition.dead]
+        found = []
+        for name in names[:METRICS_QUEUES_MAX]:
+            with contextlib.suppress(TidegateError):  # it was dropped meanwhile, or its store is away
+                found.append(await self._queues.statistics(name))
+        return found
 
     async def _openapi(self, request: Request) -> Response:
         return json_response(openapi_document(self._config))

@@ -1,8 +1,9 @@
 """Push over HTTP: WebSocket `/v1/subscribe?filter=…` and server-sent events `/v1/stream?filter=…`.
 
-A connection is one session with one subscription; with `name=…` it is a durable one (`http_durable`). The response starts when the subscription is acknowledged: what is
-published after that arrives. Deliveries are taken from the outbox as fast as the peer reads, one JSON object each:
-`{"notification": {…}, "publisher": "…", "sequence": n}`, or `{"gap": n}` where a slow reader has lost some.
+A connection is one session with one subscription; with `name=…` that is a durable one (`http_durable`). The response
+starts when the subscription is acknowledged: what is published after that arrives. Deliveries are taken from the outbox
+as fast as the peer reads, one JSON object each: `{"notification": {…}, "publisher": "…", "sequence": n}`, or
+`{"gap": n}` where a slow reader has lost some.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The body of a request in JSON, checked against its type: whatever is wrong with it has one code, P322, and is named."""
+"""The body of a request in JSON, checked against its type: whatever is wrong with it is named, under one code, P322."""
 
 from __future__ import annotations
 
