@@ -510,7 +510,8 @@ class LmdbStore:
     async def _commit(
         self, databases: Databases, write: Callable[[lmdb.Transaction], None], size_bytes: int = 0
     ) -> None:
-        """Waits for the commit even when the caller is cancelled: what is known here must agree with the disk."""
+        """Waits for the commit even when the caller is cancelled, who then still does what follows from it, and hears of
+        it in its next wait: what is known here must agree with the disk."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def done(error: TidegateError | None) -> None:
@@ -520,17 +521,17 @@ class LmdbStore:
                 future.set_exception(error)
 
         databases.commit.submit(write, done, size_bytes)
-        is_cancelled = False
+        cancelled: asyncio.CancelledError | None = None
         while not future.done():
             try:
                 await asyncio.shield(future)
-            except asyncio.CancelledError:
-                is_cancelled = True
+            except asyncio.CancelledError as error:
+                cancelled = error
             except TidegateError:
                 break
+        if cancelled is not None:
+            _cancel_again(cancelled)
         future.result()
-        if is_cancelled:
-            raise asyncio.CancelledError
 
     async def _remove(self, state: _Queue, gone: dict[int, list[tuple[int, bool]]]) -> None:
         """Takes messages that nobody leases any more off the disk; when that fails, they are delivered again."""
@@ -717,6 +718,14 @@ class LmdbStore:
 
         while not is_done[0]:
             await databases.commit.commit(write)
+
+
+def _cancel_again(cancelled: asyncio.CancelledError) -> None:
+    """Puts off a cancellation to the next wait, still counted once and with its message, by which its owner knows it."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    task.cancel(*cancelled.args)
 
 
 def _lock(directory: Path) -> IO[str]:
