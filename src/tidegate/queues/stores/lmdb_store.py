@@ -510,8 +510,8 @@ class LmdbStore:
     async def _commit(
         self, databases: Databases, write: Callable[[lmdb.Transaction], None], size_bytes: int = 0
     ) -> None:
-        """Waits for the commit even when the caller is cancelled, who then still does what follows from it, and hears of
-        it in its next wait: what is known here must agree with the disk."""
+        """Waits for the commit even when the caller is cancelled, who then still does what follows from the commit: what
+        is known here must agree with the disk."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def done(error: TidegateError | None) -> None:
@@ -721,7 +721,7 @@ class LmdbStore:
 
 
 def _cancel_again(cancelled: asyncio.CancelledError) -> None:
-    """Puts off a cancellation to the next wait, still counted once and with its message, by which its owner knows it."""
+    """Puts off a cancellation to the next wait; counted once, and with the message by which its owner knows it."""
     task = asyncio.current_task()
     assert task is not None
     task.uncancel()

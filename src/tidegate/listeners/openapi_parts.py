@@ -1,0 +1,58 @@
+"""What the OpenAPI document is made of: answers, refusals, bodies and schemas."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_ERRORS: Final = {
+    400: "The request or its filter is malformed",
+    401: "No token, or a wrong one",
+    403: "A web page of another origin",
+    404: "There is no such queue or subscription",
+    409: "Another connection speaks for this publisher now, or the queue is not what is asked for",
+    413: "The body is too large",
+    422: "A notification, a message, a setting or a limit breaks the rules",
+    426: "This is a WebSocket, and the request asks for no upgrade",
+    429: "A limit is reached or a queue is full; Retry-After says when to come back",
+    503: "The broker is shutting down, its store has failed, or it could not acknowledge in time",
+}
+
+
+def get_operation(summary: str, schema: dict[str, Any], *refused: int) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": answer(summary, schema)} | refusals(401, 403, *refused)}
+
+
+def text_operation(summary: str, media_type: str, *refused: int) -> dict[str, Any]:
+    content = {media_type: {"schema": {"type": "string"}}}
+    return {"summary": summary, "responses": {"200": {"description": summary, "content": content}} | refusals(*refused)}
+
+
+def header_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": False, "schema": schema}
+
+
+def query_parameter(name: str, schema: dict[str, Any], description: str, example: str = "") -> dict[str, Any]:
+    shown = {"example": example} if example else {}
+    return {"name": name, "in": "query", "required": False, "schema": schema, "description": description} | shown
+
+
+def path_parameter(name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": schema}
+
+
+def refusals(*statuses: int) -> dict[str, Any]:
+    error = {"$ref": "#/components/schemas/Error"}
+    return {str(status): answer(_ERRORS[status], error) for status in statuses}
+
+
+def answer(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description} | json_content(schema)
+
+
+def json_content(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": schema}}}
+
+
+def object_of(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required}
