@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import httpx
-from http_client import SMALL_BUFFER_BYTES, WAIT_S
+from http_client import SMALL_BUFFER_BYTES, WAIT_S, push_query
 
 
 class EventStream:
@@ -21,14 +21,15 @@ class EventStream:
     def __init__(
         self,
         http: str,
-        subscription_filter: str,
+        subscription_filter: str = "",
         policy: str = "drop-oldest",
         *,
+        name: str | None = None,
         is_small: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._url = f"{http}/v1/stream"
-        self._query = {"filter": subscription_filter, "policy": policy}
+        self._query = push_query(subscription_filter, policy, name)
         self._buffers = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)] if is_small else []
         self._tls = tls
         self._open = ExitStack()

@@ -28,6 +28,13 @@ def publish(client: httpx.Client, notifications: Any, publisher: str = "", seque
     return client.post("/v1/notifications", json=notifications, headers=headers)
 
 
+def push_query(subscription_filter: str, policy: str, name: str | None) -> dict[str, str]:
+    """What a push subscriber asks for: a live subscription, or a durable one by its name, with a filter or without."""
+    if name is None:
+        return {"filter": subscription_filter, "policy": policy}
+    return {"name": name} | ({"filter": subscription_filter} if subscription_filter else {})
+
+
 def error_of(response: httpx.Response) -> dict[str, Any]:
     """The error that a response carries, in the form that every error has."""
     assert response.headers["content-type"] == "application/json"
@@ -51,6 +58,17 @@ def metrics(client: httpx.Client) -> dict[str, float]:
         for family in families
         for sample in family.samples
         if sample.name.startswith("tidegate_")
+    }
+
+
+def queue_metrics(client: httpx.Client, queue: str) -> dict[str, float]:
+    """The samples of one queue, by name without the prefix."""
+    families = text_string_to_metric_families(client.get("/metrics").raise_for_status().text)
+    return {
+        sample.name.removeprefix("tidegate_queue_"): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.labels.get("queue") == queue
     }
 
 

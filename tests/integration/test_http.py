@@ -20,6 +20,11 @@ from tidegate import Filter
 GOOD = {"NO2": 212}
 PATHS = {f"/v1/{name}" for name in ("notifications", "stream", "subscribe", "why", "layers")}
 PATHS |= {"/healthz", "/readyz", "/metrics", "/openapi.json"}
+PATHS |= {"/v1/queues", "/v1/queues/{q}", "/v1/subscriptions", "/v1/subscriptions/{name}"}
+PATHS |= {
+    f"/v1/queues/{{q}}/{name}" for name in ("stats", "messages", "dequeue", "delete", "extend", "release", "redrive")
+}
+PATHS |= {f"/v1/queues/{{q}}/physical/{{i}}/{name}" for name in ("messages", "delete-below")}
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +234,7 @@ def test_layers_tell_the_configuration_and_the_load(client: httpx.Client) -> Non
     publish(client, GOOD)
     after = client.get("/v1/layers").json()
     assert after["configuration"].keys() == {"access_points", "matchers", "exit_points"}
-    assert after["load"].keys() == {"connection_point", "access_point", "matcher", "exit_point"}
+    assert after["load"].keys() == {"connection_point", "access_point", "matcher", "exit_point", "queue_point"}
     accepted = [layers["load"]["connection_point"]["accepted"] for layers in (before, after)]
     assert accepted[1] == accepted[0] + 1
     assert after["uptime_s"] >= before["uptime_s"]
@@ -251,18 +256,27 @@ def test_openapi_describes_the_routes_that_answer(broker: BrokerProcess, client:
     document = client.get("/openapi.json").json()
     validate(document)
     assert document["paths"].keys() == PATHS
-    operations = {(method, path) for path, methods in document["paths"].items() for method in methods}
-    for method, path in operations:
+    operations = {
+        (method, path) for path, item in document["paths"].items() for method in item if method != "parameters"
+    }
+    for method, path in sorted(operations):
         # The head of the answer is enough: a stream has no end.
-        with client.stream(method, path, params={"filter": "*"}) as response:
-            assert response.status_code not in (404, 405), path
-            assert str(response.status_code) in document["paths"][path][method]["responses"]
+        with client.stream(method, path.replace("{i}", "0"), params={"filter": "*"}) as response:
+            assert response.status_code != 405, path
+            # There is no queue of that name, which is another answer than that there is no such path.
+            assert response.status_code != 404 or error_of_stream(response)["code"] == "Q901"
+            assert str(response.status_code) in document["paths"][path][method]["responses"], (method, path)
     for path in document["paths"]:
-        allowed = client.request("DELETE", path)
+        allowed = client.request("PATCH", path)
         assert allowed.status_code == 405
         assert {method.lower() for method in allowed.headers["allow"].split(", ")} - {"head"} == {
             method for method, described in operations if described == path
         }
+
+
+def error_of_stream(response: httpx.Response) -> dict[str, Any]:
+    response.read()
+    return error_of(response)
 
 
 def test_an_old_client_without_keep_alive_is_served(broker: BrokerProcess) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 from urllib.parse import urlencode, urlsplit
 
 import httpx
-from http_client import SMALL_BUFFER_BYTES, WAIT_S
+from http_client import SMALL_BUFFER_BYTES, WAIT_S, push_query
 from wsproto import ConnectionType, WSConnection
 from wsproto.events import (
     AcceptConnection,
@@ -43,13 +43,14 @@ class WebSocketClient:
         subscription_filter: str = "*",
         policy: str = "drop-oldest",
         *,
+        name: str | None = None,
         path: str = "/v1/subscribe",
         headers: dict[str, str] | None = None,
         is_small: bool = False,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._address = urlsplit(http)
-        self._target = f"{path}?{urlencode({'filter': subscription_filter, 'policy': policy})}"
+        self._target = f"{path}?{urlencode(push_query(subscription_filter, policy, name))}"
         self._headers = headers or {}
         self._socket = socket.socket()
         self._socket.settimeout(WAIT_S)

@@ -510,7 +510,7 @@ class LmdbStore:
     async def _commit(
         self, databases: Databases, write: Callable[[lmdb.Transaction], None], size_bytes: int = 0
     ) -> None:
-        """Waits for the commit even when the caller is cancelled, who then still does what follows from the commit: what
+        """Waits for the commit even when the caller is cancelled, who then still does what follows from it: what
         is known here must agree with the disk."""
         future: asyncio.Future[None] = self._loop.create_future()
 
