@@ -47,7 +47,7 @@ class QueueClient:
         return answer
 
     def post(self, action: str, body: Any) -> httpx.Response:
-        return self.client.post(f"{self.path}/{action}", json=body)
+        return self.client.post(f"{self.path}/{action}", content=json.dumps(body))
 
     def statistics(self) -> dict[str, Any]:
         shown: dict[str, Any] = self.client.get(f"{self.path}/stats").raise_for_status().json()

@@ -1,8 +1,9 @@
 """Messages of queues in JSON: what is posted becomes MessagePack, and what is kept becomes JSON again.
 
 MessagePack can hold more than JSON: bytes come out as base64, numbers that are keys as text, NaN as null. A body that
-JSON cannot hold at all (keys that are lists, types of an application, text that is not UTF-8) comes out as
-`{"$msgpack": …}` with its bytes in base64: it was accepted, so it is delivered.
+JSON cannot hold at all (keys that are lists, types of an application, text that is not UTF-8), or that is so deep that
+its reader may fail with the whole answer, comes out as `{"$msgpack": …}` with its bytes in base64: it was accepted, so
+it is delivered.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from tidegate.messages import Kept, Leased, NewMessage, Record
 from tidegate.queues.records import decode_record
 
 MSGPACK: Final = "$msgpack"
+# Lists and objects inside each other. Parsers of JSON give up somewhere above 500, many a little device earlier.
+LEVELS_MAX: Final = 100
 
 
 class PostedMessage(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,9 +65,12 @@ def delivery_json(leased: Leased) -> bytes:
 
 def body_json(body: msgspec.Raw) -> msgspec.Raw:
     try:
-        return msgspec.Raw(msgspec.json.encode(msgspec.msgpack.decode(body)))
+        value = msgspec.msgpack.decode(body)
+        if not _is_deep(value, len(memoryview(body))):
+            return msgspec.Raw(msgspec.json.encode(value))
     except (ValueError, TypeError, RecursionError):
-        return msgspec.Raw(msgspec.json.encode({MSGPACK: bytes(body)}))
+        pass
+    return msgspec.Raw(msgspec.json.encode({MSGPACK: bytes(body)}))
 
 
 def _record_json(record: Record) -> dict[str, Any]:
@@ -78,10 +84,25 @@ def _record_json(record: Record) -> dict[str, Any]:
 
 def _encode_body(index: int, body: Any) -> msgspec.Raw:
     try:
-        return msgspec.Raw(msgspec.msgpack.encode(body))
-    except (OverflowError, RecursionError) as error:
+        encoded = msgspec.msgpack.encode(body)
+        if not _is_deep(body, len(encoded)):
+            return msgspec.Raw(encoded)
+    except OverflowError:
         raise QueueError(
-            "Q905",
-            f"the body of message [{index}] cannot be kept: {error}",
-            "use integers of 64 bits, and lists and objects that are less deep",
+            "Q905", f"the body of message [{index}] has an integer over 64 bits", "send it as a text"
         ) from None
+    except RecursionError:
+        pass
+    raise QueueError("Q905", f"the body of message [{index}] is too deep", f"nest at most {LEVELS_MAX} levels")
+
+
+def _is_deep(value: Any, encoded_bytes: int) -> bool:
+    """Whether there are more levels than LEVELS_MAX; each has at least a byte, so most messages are not looked into."""
+    return encoded_bytes > LEVELS_MAX and _is_deeper(value, LEVELS_MAX)
+
+
+def _is_deeper(value: Any, levels: int) -> bool:
+    if not isinstance(value, list | dict):
+        return False
+    inner = value.values() if isinstance(value, dict) else value
+    return not levels or any(_is_deeper(each, levels - 1) for each in inner)
