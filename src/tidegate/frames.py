@@ -7,6 +7,7 @@ publisher's socket to the subscriber's:
     PUBLISH  [map, map, …]                                       header's sequence: that of the first notification
     DELIVER  [publisher, [[subscriptions, sequence, map], …]]    header's sequence: 0
 
+Queue requests carry `tidegate.messages`, whose bodies travel unchanged too; a request has a number, and gets one answer.
 All others are small control frames. docs/protocols.md describes the conversation. Nothing here imports numpy: the
 client uses this module too.
 """
@@ -39,6 +40,11 @@ class Kind(IntEnum):
     PING = 5
     STATUS = 6
     GOODBYE = 7
+    ENQUEUE = 8  # the sequence of this and the next four is the request's number, which the client chooses
+    DEQUEUE = 9
+    SETTLE = 10
+    QUEUE_CALL = 11
+    CANCEL = 12  # header only: the dequeue of this number is no longer wanted
     WELCOME = 64
     ACKNOWLEDGE = 65  # header only: every notification up to `sequence` is delivered or was refused
     REFUSE = 66
@@ -50,6 +56,8 @@ class Kind(IntEnum):
     STATUS_REPLY = 72
     ERROR = 73
     CLOSING = 74  # header only: the broker goes down tidily; what it accepted is delivered
+    REPLY = 75  # to the request of this number
+    FAILED = 76  # an ErrorBody for the request of this number; the connection stays
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
@@ -99,13 +107,15 @@ class Gap(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """An error; with `subscription` it ends that one, without it the connection is closed."""
+    """An error; with `subscription` it ends that one. Without, an ERROR closes the connection, and a FAILED is the answer
+    to one request."""
 
     code: str
     message: str
     remedy: str
     column: int | None = None
     subscription: int | None = None
+    retry_after_s: float | None = None
 
 
 class Delivered(msgspec.Struct, array_like=True, gc=False):

@@ -47,6 +47,7 @@ from tidegate.layers.frames import (
 from tidegate.layers.outbox import Policy
 from tidegate.layers.publishers import NOBODY
 from tidegate.listeners.gate import check_token
+from tidegate.listeners.native_queues import QueueRequests
 from tidegate.listeners.rate import RateLimit
 from tidegate.queues import LogicalQueues
 
@@ -82,6 +83,7 @@ class NativeListener:
         self.reader = BatchReader()
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.connections: set[NativeConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
     async def start(self, tls: ssl.SSLContext | None) -> int:
@@ -138,6 +140,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_stopping = False
         self._rate = RateLimit(listener.config.rate_notifications_s)
         self._heard_s = self._loop.time()
+        self._requests = QueueRequests(
+            listener.queues, self, listener.tasks, listener.config.publisher_window_bytes
+        )
 
     # The transport calls these.
 
@@ -155,6 +160,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_closing = True
         self._transport = None
         self._listener.connections.discard(self)
+        self._requests.close()
         self._host.close_session(self._session)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -179,10 +185,12 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._is_writable = False
+        self._requests.on_paused()
 
     def resume_writing(self) -> None:
         self._is_writable = True
         self._flush()
+        self._requests.on_writable()
 
     # The Connection Point calls this.
 
@@ -204,11 +212,31 @@ class NativeConnection(asyncio.BufferedProtocol):
             case SessionEnded():
                 self._fail(frame.error)
 
+    # Queue requests call these.
+
+    @property
+    def is_writable(self) -> bool:
+        return self._is_writable
+
+    def answer(self, kind: Kind, body: Any, sequence: int) -> bool:
+        if self._transport is None or self._is_closing:
+            return False
+        self._send(kind, body, sequence)
+        return not self._is_closing
+
+    def unsent_bytes(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def on_room(self) -> None:
+        if not self._is_reading:
+            self._resume_reading()
+
     # The listener calls these.
 
     def check_silence(self, now_s: float) -> None:
         """Silent is who says nothing although we listen; before HELLO, every byte short of it is silence."""
         if not self._is_reading:
+            self._resume_reading()
             return
         silent_s = now_s - self._heard_s
         allowed_s = self._config.idle_timeout_s if self._is_welcome else self._config.hello_timeout_s
@@ -223,9 +251,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def has_deliveries(self) -> bool:
+        """Whether something is on its way to the peer: deliveries, or answers about queues."""
         assert self._transport is not None
         self._flush()
-        return not self._is_writable or self._transport.get_write_buffer_size() > 0
+        return self._requests.is_busy or not self._is_writable or self._transport.get_write_buffer_size() > 0
 
     def say_goodbye(self) -> None:
         self._send(Kind.CLOSING)
@@ -253,7 +282,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             else:
                 start = position + HEADER_BYTES
                 position = start + length
-                self._control(kind, memoryview(data)[start:position])
+                self._control(kind, sequence, memoryview(data)[start:position])
         return position
 
     def _publish(self, data: bytes, position: int, sequence: int) -> int:
@@ -287,7 +316,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         else:
             self._resume_reading()
 
-    def _control(self, kind: int, body: memoryview) -> None:
+    def _control(self, kind: int, sequence: int, body: memoryview) -> None:
         match kind:
             case Kind.HELLO:
                 self._hello(decode_body(body, Hello))
@@ -301,6 +330,10 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._send(Kind.STATUS_REPLY, self._listener.status())
             case Kind.GOODBYE:
                 self._close()
+            case Kind.ENQUEUE | Kind.DEQUEUE | Kind.SETTLE | Kind.QUEUE_CALL | Kind.CANCEL:
+                self._requests.on_frame(kind, sequence, body)
+                if self._requests.is_congested:
+                    self._pause_reading()
             case _:
                 raise ProtocolError("P301", f"{kind} is no kind of frame that a client sends", "see docs/protocols.md")
 
@@ -390,7 +423,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._transport is None or self._is_closing or self._is_stopping:
             return
         now_s = self._loop.time()
-        if not self._rate.is_exhausted(now_s) and not self._point.is_congested(self._publisher):
+        is_held_back = self._requests.is_congested or (self._publisher and self._point.is_congested(self._publisher))
+        if not self._rate.is_exhausted(now_s) and not is_held_back:
             self._is_reading = True
             self._heard_s = now_s
             self._transport.resume_reading()
@@ -411,6 +445,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._is_closing or self._transport is None:
             return
         self._is_closing = True
+        self._requests.close()
         self._host.close_session(self._session)
         if self._transport.can_write_eof():
             self._transport.write_eof()

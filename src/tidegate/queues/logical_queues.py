@@ -15,6 +15,7 @@ import msgspec
 
 from tidegate.errors import QueueError, Unavailable
 from tidegate.messages import (
+    REPLY_BYTES_MAX,
     VISIBILITY_S_MAX,
     Dequeue,
     Enqueued,
@@ -38,9 +39,10 @@ from tidegate.queues.dequeue_controller import DequeueController
 from tidegate.queues.enqueue_controller import EnqueueController
 from tidegate.queues.records import unseal
 from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
-from tidegate.queues.store import Store, no_such_queue
+from tidegate.queues.store import Level, Store, no_such_queue
 
 READ_MESSAGES_MAX: Final = 10_000
+READ_AT_ONCE: Final = 64
 _SEQUENCE_MAX: Final = 1 << 62
 
 
@@ -141,18 +143,26 @@ class LogicalQueues:
         return Settled(done, len(receipts) - done)
 
     async def read(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> list[Kept]:
-        """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken."""
+        """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken. When they are
+        more than a reply carries it is the first of them: read on from the last; none is the end."""
         self._check_physical(name, physical)
         if not 0 <= start <= stop <= _SEQUENCE_MAX:
             raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")
-        found = await self._store.read(name, physical, start, stop, min(messages_max, READ_MESSAGES_MAX))
-        kept = []
-        for sequence, sealed in found:
-            body = unseal(sealed)
-            if body is None:
-                await self._store.set_aside(name, physical, sequence)
-            else:
-                kept.append(Kept(sequence, msgspec.Raw(body)))
+        kept: list[Kept] = []
+        left, size_bytes = min(messages_max, READ_MESSAGES_MAX), 0
+        while left > 0 and size_bytes < REPLY_BYTES_MAX:
+            found = await self._store.read(name, physical, start, stop, min(left, READ_AT_ONCE))
+            if not found:
+                break
+            for sequence, sealed in found:
+                body = unseal(sealed)
+                if body is None:
+                    await self._store.set_aside(name, physical, sequence)
+                else:
+                    kept.append(Kept(sequence, msgspec.Raw(body)))
+                    size_bytes += len(body)
+            left -= len(found)
+            start = found[-1][0] + 1
         return kept
 
     async def delete_below(self, name: str, physical: int, sequence: int) -> int:
@@ -168,6 +178,11 @@ class LogicalQueues:
         return await self._store.redrive(name, messages_max)
 
     # Looking.
+
+    async def levels(self, name: str) -> list[Level]:
+        """How full its physical queues are, and which sequences they have."""
+        self._get(name)
+        return await self._store.levels(name)
 
     async def statistics(self, name: str) -> QueueStatistics:
         queue = self._get(name)
