@@ -140,9 +140,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._is_stopping = False
         self._rate = RateLimit(listener.config.rate_notifications_s)
         self._heard_s = self._loop.time()
-        self._requests = QueueRequests(
-            listener.queues, self, listener.tasks, listener.config.publisher_window_bytes
-        )
+        self._requests = QueueRequests(listener.queues, self, listener.tasks, listener.config.publisher_window_bytes)
 
     # The transport calls these.
 

@@ -55,7 +55,9 @@ async def call(queues: LogicalQueues, asked: QueueCall) -> Any:
     """Whatever the action answers, as MessagePack can carry it."""
     action = _ACTIONS.get(asked.action)
     if action is None:
-        raise ProtocolError("P331", f"{asked.action[:40]!r} is no action of queues", f"there are: {', '.join(_ACTIONS)}")
+        raise ProtocolError(
+            "P331", f"{asked.action[:40]!r} is no action of queues", f"there are: {', '.join(_ACTIONS)}"
+        )
     return await action(queues, asked.name, asked.arguments)
 
 

@@ -332,11 +332,14 @@ class LmdbStore:
         for at in state.physical:
             at.leases.expire(now_s)
             head = next(self._walk(state, at, 1, at.committed_below, 1), None)
-            first, oldest_at = at.next, None
+            # Not `at.next`: whoever reads up to `next` must not pass over what is on its way to the disk.
+            first, oldest_at = at.committed_below, None
             if head is not None:
                 first, body = head[0], unseal(head[1])
                 oldest_at = decode_record(body).enqueued_at if body is not None else None
-            levels.append(Level(at.messages, at.size_bytes, at.waiting, at.leases.held, oldest_at, first, at.next))
+            levels.append(
+                Level(at.messages, at.size_bytes, at.waiting, at.leases.held, oldest_at, first, at.committed_below)
+            )
         return levels
 
     def counts(self, queue: str) -> StoreCounts:
