@@ -6,33 +6,56 @@ A notification is a set of typed attributes; a subscription is a filter on them.
 names that programs use; the broker's own parts need the extra `server`.
 """
 
-from tidegate.client import Connection, Delivery, Subscription, SyncConnection, connect, connect_sync
+from tidegate.client import (
+    Connection,
+    Delivery,
+    DurableSubscription,
+    Message,
+    Queue,
+    Subscription,
+    SyncConnection,
+    SyncQueue,
+    connect,
+    connect_sync,
+)
 from tidegate.errors import (
     BadInput,
     ConfigError,
+    ConflictingQueue,
     FilterError,
+    NoSuchQueue,
     NotAllowed,
     NotificationError,
     Overloaded,
     ProtocolError,
+    QueueError,
     TidegateError,
     Unavailable,
 )
 from tidegate.filters import Filter
+from tidegate.messages import NewMessage
 
 __all__ = [
     "BadInput",
     "ConfigError",
+    "ConflictingQueue",
     "Connection",
     "Delivery",
+    "DurableSubscription",
     "Filter",
     "FilterError",
+    "Message",
+    "NewMessage",
+    "NoSuchQueue",
     "NotAllowed",
     "NotificationError",
     "Overloaded",
     "ProtocolError",
+    "Queue",
+    "QueueError",
     "Subscription",
     "SyncConnection",
+    "SyncQueue",
     "TidegateError",
     "Unavailable",
     "connect",

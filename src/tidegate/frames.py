@@ -7,7 +7,7 @@ publisher's socket to the subscriber's:
     PUBLISH  [map, map, …]                                       header's sequence: that of the first notification
     DELIVER  [publisher, [[subscriptions, sequence, map], …]]    header's sequence: 0
 
-Queue requests carry `tidegate.messages`, whose bodies travel unchanged too; a request has a number, and gets one answer.
+Queue requests carry `tidegate.messages`, whose bodies travel unchanged too; each has a number, and gets one answer.
 All others are small control frames. docs/protocols.md describes the conversation. Nothing here imports numpy: the
 client uses this module too.
 """
@@ -107,8 +107,8 @@ class Gap(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """An error; with `subscription` it ends that one. Without, an ERROR closes the connection, and a FAILED is the answer
-    to one request."""
+    """An error; with `subscription` it ends that one. Without, an ERROR closes the connection, and a FAILED answers
+    one request."""
 
     code: str
     message: str

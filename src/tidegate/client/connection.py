@@ -1,9 +1,10 @@
-"""A connection to a broker: the one object that a program uses to publish and to subscribe.
+"""A connection to a broker: the one object that a program uses to publish, to subscribe, and for queues.
 
 async with connect("tidegate://127.0.0.1:7270") as broker:
     await broker.publish({"station": "28079004", "NO2": 212})
     async for delivery in broker.subscribe("NO2>200"):
         print(delivery.notification)
+    await broker.queue("alerts").put({"station": "28079004"})
 """
 
 from __future__ import annotations
@@ -14,12 +15,18 @@ import secrets
 import ssl
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
+
+import msgspec
 
 from tidegate.client.address import DEFAULT_ADDRESS, Address
+from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import LinkOptions, not_open
 from tidegate.client.publisher import Publisher, PublisherStatistics
+from tidegate.client.queue import Queue
+from tidegate.client.queue_requests import QueueRequests
 from tidegate.client.subscriber import Subscriber, Subscription
+from tidegate.errors import FilterError
 from tidegate.filters import Filter
 
 
@@ -48,26 +55,32 @@ class Connection:
         self._tasks: asyncio.TaskGroup | None = None
         self._publisher: Publisher | None = None
         self._subscriber: Subscriber | None = None
+        self._requests: QueueRequests | None = None
         self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._subscriber = Subscriber(self._options, self._tasks)
+        self._requests = QueueRequests(self._options, self._name, self._tasks)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Waits for the acknowledgement of what was published, unless the block ends with an error."""
+        """Gives back the messages of loops that were not left, and waits for the acknowledgement of what was published,
+        unless the block ends with an error."""
         assert self._tasks is not None
         assert self._subscriber is not None
+        assert self._requests is not None
         try:
+            await self._requests.finish()
             if kind is None and self._publisher is not None:
                 await self._publisher.flush()
         finally:
             tasks, self._tasks = self._tasks, None
             self._subscriber.close()
+            self._requests.close()
             if self._publisher is not None:
                 self._publisher.close()
             # The links end by themselves once they are closed, so the group has nothing to cancel.
@@ -91,12 +104,46 @@ class Connection:
         if self._publisher is not None:
             await self._publisher.flush()
 
-    def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> Subscription:
+    @overload
+    def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> Subscription: ...
+
+    @overload
+    def subscribe(
+        self, subscription_filter: str | Filter | None = None, *, name: str, policy: str = "block"
+    ) -> DurableSubscription: ...
+
+    def subscribe(
+        self, subscription_filter: str | Filter | None = None, *, name: str = "", policy: str = ""
+    ) -> Subscription | DurableSubscription:
         """The notifications that match, as an async iterator. FilterError at once when the text is no filter.
 
-        `policy` says what the broker does when this program is slow: drop-oldest, disconnect or block."""
+        `policy` says what the broker does when this program is slow: drop-oldest, disconnect or block. With a `name` it
+        is durable: the broker keeps what matches, from the first time on, until this program or its successor takes
+        it; `policy`, then block or drop-oldest, is for a queue that is full, and no filter resumes what is there."""
         parsed = Filter.parse(subscription_filter) if isinstance(subscription_filter, str) else subscription_filter
-        return self._subscribing().subscribe(parsed, policy)
+        if name:
+            return DurableSubscription(self._queueing(), name, parsed, policy or "block")
+        if parsed is None:
+            raise FilterError("F101", "there is no filter", "give one, or the name of a durable subscription")
+        return self._subscribing().subscribe(parsed, policy or "drop-oldest")
+
+    async def subscriptions(self) -> list[dict[str, Any]]:
+        """The durable subscriptions: name, filter and policy of each."""
+        found: list[dict[str, Any]] = msgspec.msgpack.decode(await self._queueing().call("subscriptions", ""))
+        return found
+
+    async def unsubscribe(self, name: str) -> None:
+        """Ends a durable subscription; what waits for it is gone."""
+        await self._queueing().call("unsubscribe", name)
+
+    def queue(self, name: str) -> Queue:
+        """A logical queue of the broker; `create` makes one."""
+        return Queue(self._queueing(), name)
+
+    async def queues(self) -> list[dict[str, Any]]:
+        """The queues of the broker: name and settings of each."""
+        found: list[dict[str, Any]] = msgspec.msgpack.decode(await self._queueing().call("list", ""))
+        return found
 
     async def status(self) -> dict[str, Any]:
         """The broker's configuration, epoch and load."""
@@ -122,3 +169,8 @@ class Connection:
         if self._subscriber is None or self._tasks is None:
             raise not_open()
         return self._subscriber
+
+    def _queueing(self) -> QueueRequests:
+        if self._requests is None or self._tasks is None:
+            raise not_open()
+        return self._requests

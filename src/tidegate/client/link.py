@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from tidegate.client.address import Address
-from tidegate.errors import BadInput, NotAllowed, Overloaded, TidegateError, Unavailable
+from tidegate.errors import (
+    BadInput,
+    ConflictingQueue,
+    NoSuchQueue,
+    NotAllowed,
+    Overloaded,
+    QueueError,
+    TidegateError,
+    Unavailable,
+)
 from tidegate.frames import (
     FRAME_BYTES_MAX,
     ErrorBody,
@@ -36,10 +45,12 @@ RECONNECT_FIRST_S: Final = 0.05
 RECONNECT_MAX_S: Final = 5.0
 GOODBYE_S: Final = 1.0
 
-# How a broker's code reads as an exception here: by its first letter.
-_ERROR_OF_LETTER: Final[dict[str, type[TidegateError]]] = {
+# How a broker's code reads as an exception here: as a whole, or by its first letter.
+_ERROR_OF_CODE: Final[dict[str, type[TidegateError]]] = {
     "A": NotAllowed,
-    "L": Overloaded,
+    "Q": QueueError,
+    "Q901": NoSuchQueue,
+    "Q904": ConflictingQueue,
     "U": Unavailable,
 }
 
@@ -282,10 +293,11 @@ def _raise_if_final(error: TidegateError | None) -> None:
 
 def to_exception(error: ErrorBody) -> TidegateError:
     """The broker's error as the exception that its code stands for."""
-    shape = _ERROR_OF_LETTER.get(error.code[:1])
-    if shape is not None:
-        return shape(error.code, error.message, error.remedy)
-    return BadInput(error.code, error.message, error.remedy, column=error.column)
+    if error.code.startswith("L"):
+        retry_after_s = error.retry_after_s if error.retry_after_s is not None else 1.0
+        return Overloaded(error.code, error.message, error.remedy, retry_after_s=retry_after_s)
+    shape = _ERROR_OF_CODE.get(error.code) or _ERROR_OF_CODE.get(error.code[:1], BadInput)
+    return shape(error.code, error.message, error.remedy, column=error.column)
 
 
 def not_open() -> Unavailable:

@@ -6,16 +6,20 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from tidegate.client.address import DEFAULT_ADDRESS
 from tidegate.client.connection import Connection, connect
+from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import not_open
+from tidegate.client.message import Message
+from tidegate.client.queue import READ_MESSAGES_MAX, Level, Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.errors import Unavailable
 from tidegate.filters import Filter
+from tidegate.messages import Enqueued, Settled
 
 T = TypeVar("T")
 
@@ -74,11 +78,30 @@ class SyncConnection:
     def flush(self) -> None:
         self.call(self._connection.flush())
 
-    def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> SyncSubscription:
-        """An iterator of deliveries; live when this returns."""
-        subscription = self._connection.subscribe(subscription_filter, policy=policy)
-        self.call(subscription.__aenter__())
-        return SyncSubscription(self, subscription)
+    def subscribe(
+        self, subscription_filter: str | Filter | None = None, *, name: str = "", policy: str = ""
+    ) -> SyncSubscription:
+        """An iterator of deliveries; live when this returns. With a name it is durable."""
+
+        async def begin() -> Subscription | DurableSubscription:
+            options: dict[str, Any] = {key: value for key, value in (("name", name), ("policy", policy)) if value}
+            subscription: Subscription | DurableSubscription
+            subscription = self._connection.subscribe(subscription_filter, **options)
+            return await subscription.__aenter__()
+
+        return SyncSubscription(self, self.call(begin()))
+
+    def subscriptions(self) -> list[dict[str, Any]]:
+        return self.call(self._connection.subscriptions())
+
+    def unsubscribe(self, name: str) -> None:
+        self.call(self._connection.unsubscribe(name))
+
+    def queue(self, name: str) -> SyncQueue:
+        return SyncQueue(self, self._connection.queue(name))
+
+    def queues(self) -> list[dict[str, Any]]:
+        return self.call(self._connection.queues())
 
     def status(self) -> dict[str, Any]:
         return self.call(self._connection.status())
@@ -103,7 +126,7 @@ class SyncConnection:
 class SyncSubscription:
     """Iterates over deliveries as they come; `close`, from another thread, ends the iteration."""
 
-    def __init__(self, connection: SyncConnection, subscription: Subscription) -> None:
+    def __init__(self, connection: SyncConnection, subscription: Subscription | DurableSubscription) -> None:
         self._connection = connection
         self._subscription = subscription
 
@@ -137,3 +160,60 @@ class SyncSubscription:
 
         with contextlib.suppress(Unavailable):  # the end of the connection has closed it already
             self._connection.call(close())
+
+
+class SyncQueue:
+    """As `Queue`, blocking. The message of a loop that is left early is delivered again."""
+
+    def __init__(self, connection: SyncConnection, queue: Queue) -> None:
+        self.name = queue.name
+        self._connection = connection
+        self._queue = queue
+
+    def create(self, **settings: Any) -> dict[str, Any]:
+        return self._connection.call(self._queue.create(**settings))
+
+    def drop(self) -> None:
+        self._connection.call(self._queue.drop())
+
+    def describe(self) -> dict[str, Any]:
+        return self._connection.call(self._queue.describe())
+
+    def stats(self) -> dict[str, Any]:
+        return self._connection.call(self._queue.stats())
+
+    def levels(self) -> list[Level]:
+        return self._connection.call(self._queue.levels())
+
+    def redrive(self, max: int = READ_MESSAGES_MAX) -> int:  # noqa: A002
+        return self._connection.call(self._queue.redrive(max))
+
+    def put(self, bodies: Any, **options: Any) -> Enqueued:
+        return self._connection.call(self._queue.put(bodies, **options))
+
+    def take(self, **options: Any) -> list[Message]:
+        return self._connection.call(self._queue.take(**options))
+
+    def delete(self, messages: Message | Iterable[Message]) -> Settled:
+        return self._connection.call(self._queue.delete(messages))
+
+    def extend(self, messages: Message | Iterable[Message], visibility_s: float = 30.0) -> Settled:
+        return self._connection.call(self._queue.extend(messages, visibility_s))
+
+    def release(self, messages: Message | Iterable[Message], delay_s: float = 0.0) -> Settled:
+        return self._connection.call(self._queue.release(messages, delay_s))
+
+    def read(self, physical: int, start: int, stop: int, max: int = READ_MESSAGES_MAX) -> list[Message]:  # noqa: A002
+        return self._connection.call(self._queue.read(physical, start, stop, max))
+
+    def delete_below(self, physical: int, sequence: int) -> int:
+        return self._connection.call(self._queue.delete_below(physical, sequence))
+
+    def __iter__(self) -> Iterator[Message]:
+        messages = self._queue.messages()
+        try:
+            while True:
+                yield self._connection.call(messages.__anext__())
+        finally:
+            with contextlib.suppress(Unavailable):  # the end of the connection has given them back already
+                self._connection.call(messages.finish())

@@ -25,7 +25,7 @@ import msgspec
 
 from tidegate.errors import Overloaded, ProtocolError, TidegateError, Unavailable
 from tidegate.frames import ErrorBody, Kind, decode_body
-from tidegate.listeners.queue_calls import call
+from tidegate.listeners.queue_calls import QueueCalls
 from tidegate.messages import Dequeue, Enqueue, Enqueued, Leased, QueueCall, Settle, Settled
 from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import SUBSCRIPTION
@@ -57,6 +57,7 @@ class QueueRequests:
 
     def __init__(self, queues: LogicalQueues, wire: Wire, tasks: set[asyncio.Task[None]], window_bytes: int) -> None:
         self._queues = queues
+        self._calls = QueueCalls(queues)
         self._wire = wire
         self._tasks = tasks
         self._window_bytes = window_bytes
@@ -136,7 +137,7 @@ class QueueRequests:
             case Kind.SETTLE:
                 return self._answer(number, self._settle(decode_body(body, Settle)))
             case _:
-                return self._answer(number, call(self._queues, decode_body(body, QueueCall)))
+                return self._answer(number, self._calls.answer(decode_body(body, QueueCall)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -173,8 +174,8 @@ class QueueRequests:
             await self._give_back(wanted.queue, receipts)
 
     async def _lease(self, wanted: Dequeue) -> list[Leased]:
-        """Messages that the connection can carry. A request that was parked when the transport filled gives back what it
-        got, and is held like those that come later."""
+        """Messages that the connection can carry. A request that was parked when the transport filled gives back what
+        it got, and is held like those that come later."""
         deadline_s = self._loop.time() + wanted.wait_s
         while True:
             while not self._wire.is_writable and not self._is_closed:

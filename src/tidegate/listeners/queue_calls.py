@@ -1,12 +1,11 @@
-"""Calls about queues: everything that a native client asks of them besides messages. Each action is one function.
+"""Calls about queues: everything that a native client asks of them besides messages. Each action is one method.
 
 The arguments come from outside: an action that does not exist, and arguments of another shape, are ProtocolErrors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -18,7 +17,6 @@ from tidegate.queues.logical_queues import READ_MESSAGES_MAX
 from tidegate.queues.statistics import QueueStatistics
 from tidegate.queues.store import Level
 
-Action: TypeAlias = Callable[[LogicalQueues, str, dict[str, Any]], Awaitable[Any]]
 T = TypeVar("T")
 
 
@@ -51,88 +49,79 @@ class NamedSubscription(msgspec.Struct):
     policy: str
 
 
-async def call(queues: LogicalQueues, asked: QueueCall) -> Any:
-    """Whatever the action answers, as MessagePack can carry it."""
-    action = _ACTIONS.get(asked.action)
-    if action is None:
-        raise ProtocolError(
-            "P331", f"{asked.action[:40]!r} is no action of queues", f"there are: {', '.join(_ACTIONS)}"
-        )
-    return await action(queues, asked.name, asked.arguments)
+class QueueCalls:
+    """Answers whatever an action answers, as MessagePack can carry it."""
 
+    def __init__(self, queues: LogicalQueues) -> None:
+        self._queues = queues
+        self._actions: Final = {
+            "define": self._define,
+            "describe": self._describe,
+            "list": self._list,
+            "drop": self._drop,
+            "stats": self._stats,
+            "redrive": self._redrive,
+            "read": self._read,
+            "delete_below": self._delete_below,
+            "levels": self._levels,
+            "subscribe": self._subscribe,
+            "subscriptions": self._subscriptions,
+            "unsubscribe": self._unsubscribe,
+        }
 
-async def _define(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> QueueSettings:
-    return (await queues.define(name, arguments)).settings
+    async def answer(self, call: QueueCall) -> Any:
+        action = self._actions.get(call.action)
+        if action is None:
+            raise ProtocolError(
+                "P331", f"{call.action[:40]!r} is no action of queues", f"there are: {', '.join(self._actions)}"
+            )
+        return await action(call)
 
+    async def _define(self, call: QueueCall) -> QueueSettings:
+        return (await self._queues.define(call.name, call.arguments)).settings
 
-async def _describe(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> QueueSettings:
-    return queues.definition(name).settings
+    async def _describe(self, call: QueueCall) -> QueueSettings:
+        return self._queues.definition(call.name).settings
 
+    async def _list(self, call: QueueCall) -> list[Definition]:
+        """The users' own: neither dead letters nor subscriptions."""
+        return [definition for definition in self._queues.definitions() if "." not in definition.name]
 
-async def _list(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> list[Definition]:
-    """The users' own: neither dead letters nor subscriptions."""
-    return [definition for definition in queues.definitions() if "." not in definition.name]
+    async def _drop(self, call: QueueCall) -> None:
+        await self._queues.drop(call.name)
 
+    async def _stats(self, call: QueueCall) -> QueueStatistics:
+        return await self._queues.statistics(call.name)
 
-async def _drop(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> None:
-    await queues.drop(name)
+    async def _redrive(self, call: QueueCall) -> int:
+        return await self._queues.redrive(call.name, _shaped(call.arguments, _Redrive).max)
 
+    async def _read(self, call: QueueCall) -> list[Kept]:
+        asked = _shaped(call.arguments, _Read)
+        return await self._queues.read(call.name, asked.physical, asked.start, asked.stop, asked.max)
 
-async def _stats(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> QueueStatistics:
-    return await queues.statistics(name)
+    async def _delete_below(self, call: QueueCall) -> int:
+        asked = _shaped(call.arguments, _DeleteBelow)
+        return await self._queues.delete_below(call.name, asked.physical, asked.sequence)
 
+    async def _levels(self, call: QueueCall) -> list[Level]:
+        return await self._queues.levels(call.name)
 
-async def _redrive(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> int:
-    return await queues.redrive(name, _shaped(arguments, _Redrive).max)
+    async def _subscribe(self, call: QueueCall) -> QueueSettings:
+        asked = _shaped(call.arguments, _Subscribe)
+        return (await self._queues.define_subscription(call.name, asked.filter, asked.policy)).settings
 
+    async def _subscriptions(self, call: QueueCall) -> list[NamedSubscription]:
+        return [
+            NamedSubscription(
+                definition.name.removeprefix(SUBSCRIPTION), definition.settings.filter or "", definition.settings.policy
+            )
+            for definition in self._queues.definitions()
+            if definition.name.startswith(SUBSCRIPTION) and not definition.name.endswith(DEAD)
+        ]
 
-async def _read(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> list[Kept]:
-    asked = _shaped(arguments, _Read)
-    return await queues.read(name, asked.physical, asked.start, asked.stop, asked.max)
-
-
-async def _delete_below(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> int:
-    asked = _shaped(arguments, _DeleteBelow)
-    return await queues.delete_below(name, asked.physical, asked.sequence)
-
-
-async def _levels(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> list[Level]:
-    return await queues.levels(name)
-
-
-async def _subscribe(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> QueueSettings:
-    asked = _shaped(arguments, _Subscribe)
-    return (await queues.define_subscription(name, asked.filter, asked.policy)).settings
-
-
-async def _subscriptions(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> list[NamedSubscription]:
-    return [
-        NamedSubscription(
-            definition.name.removeprefix(SUBSCRIPTION), definition.settings.filter or "", definition.settings.policy
-        )
-        for definition in queues.definitions()
-        if definition.name.startswith(SUBSCRIPTION) and not definition.name.endswith(DEAD)
-    ]
-
-
-async def _unsubscribe(queues: LogicalQueues, name: str, arguments: dict[str, Any]) -> None:
-    await queues.drop(SUBSCRIPTION + name)
-
-
-_ACTIONS: Final[dict[str, Action]] = {
-    "define": _define,
-    "describe": _describe,
-    "list": _list,
-    "drop": _drop,
-    "stats": _stats,
-    "redrive": _redrive,
-    "read": _read,
-    "delete_below": _delete_below,
-    "levels": _levels,
-    "subscribe": _subscribe,
-    "subscriptions": _subscriptions,
-    "unsubscribe": _unsubscribe,
-}
+    async def _unsubscribe(self, call: QueueCall) -> None:
+        await self._queues.drop(SUBSCRIPTION + call.name)
 
 
 def _shaped(arguments: dict[str, Any], shape: type[T]) -> T:

@@ -143,8 +143,8 @@ class LogicalQueues:
         return Settled(done, len(receipts) - done)
 
     async def read(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> list[Kept]:
-        """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken. When they are
-        more than a reply carries it is the first of them: read on from the last; none is the end."""
+        """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken. Of more
+        than a reply carries these are the first: read on behind the last; none is the end."""
         self._check_physical(name, physical)
         if not 0 <= start <= stop <= _SEQUENCE_MAX:
             raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")

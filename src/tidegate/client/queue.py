@@ -1,0 +1,250 @@
+"""A logical queue, as a program uses it: put messages in, take them out, delete them when the work is done.
+
+queue = broker.queue("alerts")
+await queue.put({"station": 4, "NO2": 212})
+async for message in queue:
+    print(message.body)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.client.consumer import Batches, Messages, take
+from tidegate.client.message import Message
+from tidegate.client.queue_requests import QueueRequests
+from tidegate.errors import QueueError
+from tidegate.frames import HEADER_BYTES, decode_body, join_maps
+from tidegate.messages import (
+    BATCH_MESSAGES_MAX,
+    MESSAGE_BYTES_MAX,
+    Dequeue,
+    Enqueued,
+    NewMessage,
+    Record,
+    Settled,
+)
+
+READ_MESSAGES_MAX: Final = 10_000
+# What stands around the messages of an Enqueue, besides the queue's name.
+_ENQUEUE_BYTES: Final = HEADER_BYTES + 64
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Level(msgspec.Struct):
+    """How full a physical queue is. Sequences from `first` to below `next` are, or were, in it."""
+
+    messages: int
+    bytes: int
+    waiting: int
+    leased: int
+    oldest_at: float | None
+    first: int
+    next: int
+
+
+class _Kept(msgspec.Struct, array_like=True, gc=False):
+    sequence: int
+    record: Record
+
+
+class Queue:
+    """One name over several physical queues. Nothing is asked of the broker before the first call."""
+
+    def __init__(self, requests: QueueRequests, name: str) -> None:
+        self.name = name
+        self._requests = requests
+
+    # The queue itself.
+
+    async def create(self, **settings: Any) -> dict[str, Any]:
+        """Makes it, or changes one that is there; all its settings, as they are now. docs/queues.md explains them."""
+        return _map(await self._requests.call("define", self.name, settings))
+
+    async def drop(self) -> None:
+        """It is gone, with its messages and its dead letters."""
+        await self._requests.call("drop", self.name)
+
+    async def describe(self) -> dict[str, Any]:
+        """Its settings."""
+        return _map(await self._requests.call("describe", self.name))
+
+    async def stats(self) -> dict[str, Any]:
+        return _map(await self._requests.call("stats", self.name))
+
+    async def levels(self) -> list[Level]:
+        """How full its physical queues are; cheap enough to ask often."""
+        levels: list[Level] = decode_body(await self._requests.call("levels", self.name), list[Level])
+        return levels
+
+    async def redrive(self, max: int = READ_MESSAGES_MAX) -> int:  # noqa: A002
+        """Moves dead letters back into the queue; how many."""
+        return _count(await self._requests.call("redrive", self.name, {"max": max}))
+
+    # Producing.
+
+    async def put(
+        self,
+        bodies: Any,
+        *,
+        group: str = "",
+        device: str = "",
+        sequence: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Enqueued:
+        """Puts one body, or a list of bodies, and returns when all are as durable as the queue demands.
+
+        Messages of a `group` keep their order. `device` and `sequence`, which counts on within a list, name a message:
+        what is put again under the same name is kept once. Without them this connection names the message itself, so
+        that a reconnection never doubles it."""
+        if bool(device) != (sequence is not None):
+            raise QueueError("Q905", "a device without a sequence, or the reverse", "give both, or none")
+        listed = bodies if isinstance(bodies, list) else [bodies]
+        kept = dict(headers or {})
+        return await self.put_messages(
+            [
+                NewMessage(_encode_body(body), group, device, (sequence or 0) + index, kept)
+                for index, body in enumerate(listed)
+            ]
+        )
+
+    async def put_messages(self, messages: Sequence[NewMessage]) -> Enqueued:
+        """Puts messages that differ in more than their bodies. Those that do not fit one frame go in several: after an
+        error some of them may be in the queue."""
+        await self._requests.up()
+        enqueued = Enqueued(0, 0, "")
+        for part in self._parts(messages):
+            reply: Enqueued = decode_body(await self._requests.enqueue(part), Enqueued)
+            enqueued = Enqueued(
+                enqueued.accepted + reply.accepted, enqueued.duplicates + reply.duplicates, reply.durability
+            )
+        return enqueued
+
+    # Consuming.
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return aiter(self.messages())
+
+    def messages(
+        self,
+        *,
+        max: int = 100,  # noqa: A002
+        min: int = 1,  # noqa: A002
+        wait_s: float = 20.0,
+        visibility_s: float = 30.0,
+    ) -> Messages:
+        """The messages, one at a time: `async with queue.messages() as messages` ends tidily."""
+        return Messages(self._requests, Dequeue(self.name, max, min, wait_s, visibility_s))
+
+    def batches(
+        self,
+        *,
+        max: int = 100,  # noqa: A002
+        min: int = 1,  # noqa: A002
+        wait_s: float = 20.0,
+        visibility_s: float = 30.0,
+    ) -> Batches:
+        """The same for whole batches, each done when the next is asked for."""
+        return Batches(self._requests, Dequeue(self.name, max, min, wait_s, visibility_s))
+
+    async def take(
+        self,
+        max: int = 100,  # noqa: A002
+        min: int = 1,  # noqa: A002
+        wait_s: float = 20.0,
+        visibility_s: float = 30.0,
+    ) -> list[Message]:
+        """Up to `max` messages, leased for `visibility_s`; none when none came within `wait_s`. It waits for `min`, or
+        for fewer that have lingered. Delete what is done with, extend what takes longer."""
+        return await take(self._requests, Dequeue(self.name, max, min, wait_s, visibility_s))
+
+    async def delete(self, messages: Message | Iterable[Message]) -> Settled:
+        """The work is done. `stale` counts those whose leases had ended: they are delivered again."""
+        return await self._requests.settle(self.name, "delete", _receipts(messages))
+
+    async def extend(self, messages: Message | Iterable[Message], visibility_s: float = 30.0) -> Settled:
+        return await self._requests.settle(self.name, "extend", _receipts(messages), visibility_s=visibility_s)
+
+    async def release(self, messages: Message | Iterable[Message], delay_s: float = 0.0) -> Settled:
+        """The work has failed: they are delivered again, after `delay_s`."""
+        return await self._requests.settle(self.name, "release", _receipts(messages), delay_s=delay_s)
+
+    # Reading without taking.
+
+    async def read(
+        self,
+        physical: int,
+        start: int,
+        stop: int,
+        max: int = READ_MESSAGES_MAX,  # noqa: A002
+    ) -> list[Message]:
+        """Messages of a physical queue with sequences from `start` to below `stop`, leased or not. They have no
+        receipts; `delete_below` deletes them."""
+        messages: list[Message] = []
+        while len(messages) < max and start < stop:
+            arguments = {"physical": physical, "from": start, "to": stop, "max": max - len(messages)}
+            kept: list[_Kept] = decode_body(await self._requests.call("read", self.name, arguments), list[_Kept])
+            if not kept:
+                break
+            messages += [Message("", 0, physical, each.sequence, each.record) for each in kept]
+            start = kept[-1].sequence + 1
+        return messages
+
+    async def delete_below(self, physical: int, sequence: int) -> int:
+        """Deletes what lies below a sequence; how many. Again, it deletes nothing."""
+        arguments = {"physical": physical, "sequence": sequence}
+        return _count(await self._requests.call("delete_below", self.name, arguments))
+
+    # Inside.
+
+    def _parts(self, messages: Sequence[NewMessage]) -> list[bytes]:
+        """The messages, named and encoded, in bodies that the broker takes as one frame."""
+        room = self._requests.frame_bytes_max - _ENQUEUE_BYTES - len(self.name.encode())
+        parts: list[list[bytes]] = [[]]
+        size = 0
+        for index, message in enumerate(messages):
+            encoded = _encode(self._named(message))
+            if len(memoryview(message.body)) > MESSAGE_BYTES_MAX or len(encoded) > room:
+                raise QueueError(
+                    "Q905",
+                    f"message [{index}] has {len(encoded)} bytes",
+                    f"send at most {MESSAGE_BYTES_MAX}, or the address of where it lies",
+                )
+            if size + len(encoded) > room or len(parts[-1]) == BATCH_MESSAGES_MAX:
+                parts.append([])
+                size = 0
+            parts[-1].append(encoded)
+            size += len(encoded)
+        head = b"\x82" + _encode("queue") + _encode(self.name) + _encode("messages")
+        return [head + join_maps(part) for part in parts]
+
+    def _named(self, message: NewMessage) -> NewMessage:
+        if message.device:
+            return message
+        device, sequence = self._requests.name, self._requests.next_sequence()
+        return NewMessage(message.body, message.group, device, sequence, message.headers)
+
+
+def _encode_body(body: Any) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(_encode(body))
+    except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
+        raise QueueError(
+            "Q911", f"{body!r:.40} cannot be written as MessagePack: {error}", "put maps, lists, texts, numbers, bytes"
+        ) from error
+
+
+def _receipts(messages: Message | Iterable[Message]) -> list[str]:
+    return [messages.receipt] if isinstance(messages, Message) else [message.receipt for message in messages]
+
+
+def _count(reply: bytes) -> int:
+    return msgspec.msgpack.decode(reply, type=int)
+
+
+def _map(reply: bytes) -> dict[str, Any]:
+    return msgspec.msgpack.decode(reply, type=dict[str, Any])
