@@ -12,19 +12,18 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tidegate import config as settings
 from tidegate import terminal
-from tidegate.client import Connection, connect
-from tidegate.client.address import DEFAULT_ADDRESS
-from tidegate.errors import BadInput, ConfigError, NotificationError, TidegateError
+from tidegate.client import Connection, Delivery, DurableSubscription, Subscription
+from tidegate.command_line import add_client_options, add_command, connect_to, read_lines
+from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
 from tidegate.filters import Filter
 from tidegate.notification import PAYLOAD, check, parse_value
-
-READ_BYTES = 64 * 1024
-LINE_BYTES_MAX = 1024 * 1024
+from tidegate.queue_commands import add_queue
 
 EXAMPLES = """\
 try it in three terminals:
@@ -59,40 +58,16 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_serve, _add_pub, _add_sub, _add_why, _add_top, _add_replay, _add_demo, _add_config):
+    for add in (_add_serve, _add_pub, _add_sub, add_queue, _add_why, _add_top, _add_replay, _add_demo, _add_config):
         add(commands)
     return parser
-
-
-def _command(commands: Any, name: str, run: Any, text: str, examples: str = "") -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name, help=text, description=text, epilog=examples, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_client_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        default=os.environ.get("TIDEGATE_ADDRESS", DEFAULT_ADDRESS),
-        help=f"where the broker is (default: TIDEGATE_ADDRESS, or {DEFAULT_ADDRESS})",
-    )
-    parser.add_argument("--token-file", type=Path, help="file with the broker's token (default: TIDEGATE_TOKEN)")
-
-
-def _connect(options: argparse.Namespace, name: str) -> Connection:
-    token = None
-    if options.token_file is not None:
-        token = settings.read_token(settings.Config(token_file=str(options.token_file)), {})
-    return connect(options.address, name=name, token=token, connect_timeout_s=2.0)
 
 
 # serve
 
 
 def _add_serve(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "serve",
         _serve,
@@ -126,7 +101,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _add_pub(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "pub",
         _pub,
@@ -137,7 +112,7 @@ def _add_pub(commands: Any) -> None:
     )
     parser.add_argument("attributes", nargs="+", metavar="NAME=VALUE", help="an attribute; or - for JSON lines")
     parser.add_argument("--payload", type=Path, help="file whose bytes travel along; no filter looks at them")
-    _add_client_options(parser)
+    add_client_options(parser)
 
 
 def _pub(options: argparse.Namespace) -> int:
@@ -151,7 +126,7 @@ def _pub(options: argparse.Namespace) -> int:
 
 
 def _add_replay(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "replay",
         _replay,
@@ -161,7 +136,7 @@ def _add_replay(commands: Any) -> None:
     parser.add_argument(
         "--hours-per-second", type=float, default=0.0, help="pace: hours of the file a second (default: no waiting)"
     )
-    _add_client_options(parser)
+    add_client_options(parser)
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -175,7 +150,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 async def _publish(options: argparse.Namespace, name: str, notifications: AsyncIterator[Mapping[str, Any]]) -> int:
     progress = terminal.Progress("published", "notifications")
-    async with _connect(options, name) as broker:
+    async with connect_to(options, name) as broker:
         async for notification in notifications:
             await broker.publish_soon(notification)
             progress.advance()
@@ -200,38 +175,53 @@ async def _paced(
 
 
 def _add_sub(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "sub",
         _sub,
         "Print the notifications that match a filter, until interrupted.",
         "tidegate sub 'NO2>200;station^=2807'\n"
         "tidegate sub '*' --count 10\n"
+        "tidegate sub 'NO2>200' --name alerts     # durable: the broker keeps what matches from now on\n"
+        "tidegate sub --name alerts               # goes on where it ended\n"
+        "tidegate sub --name alerts --forget\n"
         "docs/filters.md explains filters; tidegate why explains a match.",
     )
-    parser.add_argument("filter", metavar="FILTER", help="such as NO2>200;kind==traffic,industrial or * for everything")
+    parser.add_argument(
+        "filter", metavar="FILTER", nargs="?", help="such as NO2>200;kind==traffic,industrial or * for everything"
+    )
+    parser.add_argument("--name", help="makes the subscription durable, or goes on with the one of this name")
+    parser.add_argument("--forget", action="store_true", help="ends the durable subscription of this name")
     parser.add_argument("--count", type=int, default=0, help="end after so many notifications (default: never)")
     parser.add_argument(
         "--policy",
         choices=["drop-oldest", "disconnect", "block"],
-        default="drop-oldest",
-        help="what the broker does when this reader is slow",
+        help="what the broker does when this reader is slow (default: drop-oldest; block for a durable one)",
     )
-    _add_client_options(parser)
+    add_client_options(parser)
 
 
 def _sub(options: argparse.Namespace) -> int:
-    subscription_filter = Filter.parse(options.filter)
-    return asyncio.run(_subscribe(options, subscription_filter))
+    if options.filter is None and options.name is None:
+        raise ConfigError("C416", "neither a filter nor a name", "tidegate sub 'NO2>200', or --name of a durable one")
+    if options.forget:
+        if options.name is None or options.filter is not None:
+            raise ConfigError("C416", "--forget goes with --name alone", "tidegate sub --name NAME --forget")
+        return asyncio.run(_forget(options))
+    parsed = Filter.parse(options.filter) if options.filter is not None else None
+    try:
+        return asyncio.run(_subscribe(options, parsed))
+    except NoSuchQueue:
+        raise _no_such_subscription(options.name) from None
 
 
-async def _subscribe(options: argparse.Namespace, subscription_filter: Filter) -> int:
+async def _subscribe(options: argparse.Namespace, subscription_filter: Filter | None) -> int:
     shown = 0
     async with (
-        _connect(options, "sub") as broker,
-        broker.subscribe(subscription_filter, policy=options.policy) as subscription,
+        connect_to(options, "sub") as broker,
+        _subscription(broker, options, subscription_filter) as subscription,
     ):
-        terminal.note(f"subscribed to {subscription_filter}; Ctrl-C ends")
+        terminal.note(f"subscribed to {subscription_filter or options.name}; Ctrl-C ends")
         async for delivery in subscription:
             terminal.show_delivery(delivery)
             shown += 1
@@ -240,8 +230,45 @@ async def _subscribe(options: argparse.Namespace, subscription_filter: Filter) -
     return 0
 
 
+@asynccontextmanager
+async def _subscription(
+    broker: Connection, options: argparse.Namespace, subscription_filter: Filter | None
+) -> AsyncIterator[AsyncIterator[Delivery]]:
+    """What is printed of a durable one is done with, also when Ctrl-C comes right then."""
+    subscription: Subscription | DurableSubscription
+    if options.name is not None:
+        subscription = broker.subscribe(subscription_filter, name=options.name, policy=options.policy or "block")
+    else:
+        assert subscription_filter is not None
+        subscription = broker.subscribe(subscription_filter, policy=options.policy or "drop-oldest")
+    async with subscription:
+        try:
+            yield aiter(subscription)
+        finally:
+            if isinstance(subscription, DurableSubscription):
+                subscription.done()
+
+
+async def _forget(options: argparse.Namespace) -> int:
+    async with connect_to(options, "sub") as broker:
+        try:
+            await broker.unsubscribe(options.name)
+        except NoSuchQueue:
+            raise _no_such_subscription(options.name) from None
+    terminal.note(f"forgot {options.name}; what waited for it is gone")
+    return 0
+
+
+def _no_such_subscription(name: str) -> NoSuchQueue:
+    return NoSuchQueue(
+        "Q901",
+        f"there is no durable subscription {name!r}",
+        f"make it with a filter: tidegate sub FILTER --name {name}",
+    )
+
+
 def _add_why(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "why",
         _why,
@@ -259,10 +286,10 @@ def _why(options: argparse.Namespace) -> int:
 
 
 def _add_top(commands: Any) -> None:
-    parser = _command(commands, "top", _top, "Show the broker's rates, outboxes and subscribers, live.")
+    parser = add_command(commands, "top", _top, "Show the broker's rates, outboxes and subscribers, live.")
     parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="how often (default: 1)")
     parser.add_argument("--count", type=int, default=0, help="end after so many looks (default: never)")
-    _add_client_options(parser)
+    add_client_options(parser)
 
 
 def _top(options: argparse.Namespace) -> int:
@@ -270,14 +297,14 @@ def _top(options: argparse.Namespace) -> int:
 
     if options.interval < 0.1:
         raise ConfigError("C413", f"--interval is {options.interval}", "look at most ten times a second")
-    return asyncio.run(watch(_connect(options, "top"), options.interval, options.count))
+    return asyncio.run(watch(connect_to(options, "top"), options.interval, options.count))
 
 
 # demo, config
 
 
 def _add_demo(commands: Any) -> None:
-    parser = _command(
+    parser = add_command(
         commands,
         "demo",
         _demo,
@@ -299,7 +326,7 @@ def _demo(options: argparse.Namespace) -> int:
 def _add_config(commands: Any) -> None:
     parser = commands.add_parser("config", help="Look at the configuration.")
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    check_parser = _command(
+    check_parser = add_command(
         actions, "check", _config_check, "Check a configuration; print every setting, its value and where it is from."
     )
     check_parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="TOML file")
@@ -330,10 +357,11 @@ def _parse_attributes(texts: list[str]) -> dict[str, Any]:
 
 async def _read_json_lines(file: int) -> AsyncIterator[dict[str, Any]]:
     number = 0
-    async for line in _read_lines(file):
-        number += 1
-        if line.strip():
-            yield _read_json_line(number, line)
+    async for lines in read_lines(file):
+        for line in lines:
+            number += 1
+            if line.strip():
+                yield _read_json_line(number, line)
 
 
 def _read_json_line(number: int, line: bytes) -> dict[str, Any]:
@@ -355,37 +383,6 @@ def _read_json_line(number: int, line: bytes) -> dict[str, Any]:
     except NotificationError as error:
         raise NotificationError(error.code, f"line {number}: {error.message}", error.remedy) from None
     return notification
-
-
-async def _read_lines(file: int) -> AsyncIterator[bytes]:
-    """Lines as they come, while the event loop goes on: what was read before a pause of the input is published."""
-    rest = b""
-    while True:
-        await _wait_readable(file)
-        chunk = os.read(file, READ_BYTES)
-        if not chunk:
-            break
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line
-        if len(rest) > LINE_BYTES_MAX:
-            raise BadInput("P314", f"a line of over {LINE_BYTES_MAX} bytes", 'send one {"NO2": 212} a line')
-    yield rest
-
-
-async def _wait_readable(file: int) -> None:
-    loop = asyncio.get_running_loop()
-    is_readable = asyncio.Event()
-    try:
-        loop.add_reader(file, is_readable.set)
-    except (PermissionError, NotImplementedError):
-        # A regular file never makes one wait; Windows cannot say.
-        await asyncio.sleep(0)
-        return
-    try:
-        await is_readable.wait()
-    finally:
-        loop.remove_reader(file)
 
 
 def _read_payload(path: Path) -> bytes:

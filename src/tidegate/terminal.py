@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tidegate.client import Delivery
-from tidegate.errors import NotificationError
+from tidegate.client import Delivery, Message
+from tidegate.errors import NotificationError, QueueError
 from tidegate.filters import Explanation
 from tidegate.notification import PAYLOAD, parse_value
 
@@ -63,6 +63,37 @@ def show_delivery(delivery: Delivery) -> None:
         )
 
 
+def show_message(message: Message) -> None:
+    """The body as JSON; bytes within it as base64."""
+    if is_for_people():
+        again = f"   (delivery {message.delivery})" if message.delivery > 1 else ""
+        print(_printable(_body_json(message).decode()) + again, flush=True)
+        return
+    print_json(
+        {
+            "body": msgspec.Raw(_body_json(message)),
+            "delivery": message.delivery,
+            "queue": message.queue,
+            "sequence": message.sequence,
+            "enqueued_at": message.enqueued_at,
+            "headers": message.headers,
+            "group": message.group,
+            "device": message.device,
+            "device_sequence": message.device_sequence,
+        }
+    )
+
+
+def show_statistics(statistics: Mapping[str, Any]) -> None:
+    """One a line; tables of the physical queues last."""
+    for name, value in statistics.items():
+        if not isinstance(value, (dict, list)):
+            shown = f"{value:,.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
+            print(f"{name:<20} {shown}")
+    for number, level in enumerate(statistics["physical"]):
+        print(f"physical queue {number:<5} {level['messages']:,} messages, {level['leased']:,} leased")
+
+
 def write_attributes(notification: Mapping[str, Any]) -> str:
     """`NO2=212 name='San Martín'`: as `tidegate pub` takes them."""
     attributes = {name: value for name, value in notification.items() if name != PAYLOAD}
@@ -100,8 +131,8 @@ class Progress:
         self._started_s = self._shown_s = time.monotonic()
         self._is_live = sys.stderr.isatty()
 
-    def advance(self) -> None:
-        self._count += 1
+    def advance(self, count: int = 1) -> None:
+        self._count += count
         if self._is_live and time.monotonic() - self._shown_s > PROGRESS_EVERY_S:
             self._shown_s = time.monotonic()
             print(f"\r{self._verb} {self._count} {self._noun}", end="", file=sys.stderr, flush=True)
@@ -113,6 +144,14 @@ class Progress:
         note(f"{start}{self._verb} {self._count} {noun}, all acknowledged, in {seconds:.2f} s")
         if not is_for_people():
             print_json({"accepted": self._count})
+
+
+def _body_json(message: Message) -> bytes:
+    """What JSON cannot say is shown as its MessagePack, in base64."""
+    try:
+        return msgspec.json.encode(message.body)
+    except (QueueError, TypeError, UnicodeEncodeError):
+        return msgspec.json.encode({"msgpack": message.raw})
 
 
 def _write_value(value: Any) -> str:

@@ -5,8 +5,8 @@ way others gather, and go together. What a program has taken and not asked beyon
 visibility, for as long as the loop lasts, so work may take longer than a lease.
 
 The end: in `async with`, leaving the block without an error says that the last message is done too, and with an error
-it is released, to be delivered again. A bare `async for` cannot tell one from the other, so the last message of one
-that is left early comes again. What was not handed out goes back as if it had not been delivered. A program that dies leaves
+it is released, to be delivered again. A bare `async for` cannot tell one from the other: the last message of one left
+early comes again. What was not handed out goes back as if it had not been delivered. A program that dies leaves
 all of that to the end of its leases.
 """
 
@@ -132,7 +132,7 @@ class _Loop(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._leases.done(self._take_current())
+            self.done()
         await self.finish()
 
     def __aiter__(self) -> AsyncIterator[T]:
@@ -140,6 +140,10 @@ class _Loop(Generic[T]):
 
     async def __anext__(self) -> T:
         raise NotImplementedError
+
+    def done(self) -> None:
+        """What the program has been given is done with, without asking for more."""
+        self._leases.done(self._take_current())
 
     async def finish(self) -> None:
         """Ends it; the message that the program works on is delivered again."""
@@ -180,7 +184,7 @@ class Messages(_Loop[Message]):
         self._waiting: deque[Message] = deque()
 
     async def __anext__(self) -> Message:
-        self._leases.done(self._take_current())
+        self.done()
         if not self._waiting:
             self._waiting.extend(await self._next_batch())
         message = self._waiting.popleft()
@@ -192,7 +196,7 @@ class Batches(_Loop[list[Message]]):
     """`async for batch in …`: as many as came together."""
 
     async def __anext__(self) -> list[Message]:
-        self._leases.done(self._take_current())
+        self.done()
         batch = await self._next_batch()
         self._current = list(batch)
         return batch

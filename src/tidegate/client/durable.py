@@ -59,7 +59,7 @@ class DurableSubscription:
     ) -> None:
         """What the program worked on is done when it leaves without an error."""
         if kind is None:
-            self._leases.done(self._take_current())
+            self.done()
         await self.finish()
 
     def __aiter__(self) -> AsyncIterator[Delivery]:
@@ -76,6 +76,10 @@ class DurableSubscription:
         self._current = list(self._waiting)
         self._waiting.clear()
         return [_delivery(message) for message in self._current]
+
+    def done(self) -> None:
+        """What the program has been given is done with, without asking for more."""
+        self._leases.done(self._take_current())
 
     def close(self) -> None:
         """Stops reading; the subscription stays at the broker. What the program works on is delivered again."""
@@ -120,7 +124,7 @@ class DurableSubscription:
             self._requests.consumers.add(self)
 
     async def _wait_for_some(self) -> None:
-        self._leases.done(self._take_current())
+        self.done()
         if not self._is_started:
             await self._start()
         while not self._waiting:

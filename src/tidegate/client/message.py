@@ -1,4 +1,4 @@
-"""A message as a consumer gets it: decoded in one step with the frame that brought it, its body when it is asked for."""
+"""A message as a consumer gets it: decoded together with its frame, its body when it is asked for."""
 
 from __future__ import annotations
 
