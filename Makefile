@@ -1,7 +1,7 @@
 # Everything on a fresh Debian or Ubuntu machine with python3 (with venv) and make:
 #   make run    sets up and runs the main job        make test   sets up and runs all tests
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit check bench clean
+.PHONY: help setup run test test-unit soak check bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,6 +27,9 @@ test: setup  ## all tests
 
 test-unit: setup  ## the tests that run in seconds
 	$(BIN)/python -m pytest tests/unit
+
+soak: setup  ## kills the broker 120 times while messages pass through it; about 10 minutes
+	TIDEGATE_TEST_KILLS=120 $(BIN)/python -m pytest -s tests/integration/test_queue_crash.py -k killed
 
 check: setup  ## formatting, lint, types, layering
 	$(BIN)/ruff format --check .

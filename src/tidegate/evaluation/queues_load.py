@@ -17,7 +17,8 @@ from typing import Any, Final
 import numpy as np
 
 from tidegate.client import Connection, connect
-from tidegate.client.queue import Message, Queue
+from tidegate.client.message import Message
+from tidegate.client.queue import Queue
 
 QUEUE: Final = "evaluation"
 BODY: Final = "x" * 1000

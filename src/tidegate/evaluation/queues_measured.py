@@ -74,8 +74,8 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
         f"A broker process, {load.physical_queues} physical queues, messages of 1 kB, {load.back_ends} back-ends that "
         f"ask for up to {load.request_messages_max} at the times of a Poisson process, at most "
         f"{load.open_requests_max} requests of each open; devices and back-ends are one other process on the same "
-        f"cores. Methods are interleaved within each of {extent.repetitions} repetitions of {extent.seconds:g} s; means "
-        "with 95 % intervals. CPU time is that of the broker's process, and of Redis where it is the store."
+        f"cores. Methods are interleaved within each of {extent.repetitions} repetitions of {extent.seconds:g} s; "
+        "means with 95 % intervals. CPU time is that of the broker's process, and of Redis where it is the store."
     )
     for store in (LMDB, REDIS):
         for name in LOADS:

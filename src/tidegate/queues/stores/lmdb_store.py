@@ -637,14 +637,15 @@ class LmdbStore:
         return count
 
     def _remember_deliveries(self, state: _Queue, at: PhysicalQueue, granted: list[tuple[int, int, bytes]]) -> None:
-        """Only from the second delivery on, and with the next commit: most messages are delivered once."""
-        again = [(at.key(sequence), delivery) for sequence, delivery, _sealed in granted if delivery > 1]
-        if not again:
+        """With the next commit: how far messages were given out, and how often those that were given out before."""
+        if not granted:
             return
+        again = [(at.key(sequence), delivery) for sequence, delivery, _sealed in granted if delivery > 1]
         state.counts.redelivered += len(again)
-        databases = state.databases
+        databases, cursor = state.databases, at.cursor
 
         def write(transaction: lmdb.Transaction) -> None:
+            databases.add_to_counters(transaction, at.prefix, 0, 0, 0, cursor)
             for key, delivery in again:
                 databases.write_deliveries(transaction, key, delivery)
 
