@@ -99,9 +99,14 @@ class Databases:
                 if not left:
                     return False
                 left -= 1
-                is_there = cursor.delete()
+                is_there = delete_here(cursor)
         transaction.delete(prefix, db=self.counters)
         return True
+
+
+def delete_here(cursor: lmdb.Cursor) -> bool:
+    """Deletes where the cursor stands and goes on; false when that was the last entry, which `delete` does not tell."""
+    return cursor.delete() and bool(cursor.key())
 
 
 def key_of(cursor: lmdb.Cursor) -> bytes:

@@ -43,7 +43,16 @@ from tidegate.queues.store import (
     store_failed,
 )
 from tidegate.queues.stores.group_commit import MAP_BYTES, GroupCommit
-from tidegate.queues.stores.layout import IDENTITY_BYTES, IDENTITY_KEY, PREFIX, Databases, key_of, sequence_of, value_of
+from tidegate.queues.stores.layout import (
+    IDENTITY_BYTES,
+    IDENTITY_KEY,
+    PREFIX,
+    Databases,
+    delete_here,
+    key_of,
+    sequence_of,
+    value_of,
+)
 from tidegate.queues.stores.physical_queue import PhysicalQueue, Selection
 
 CLEARED_AT_ONCE: Final = 10_000
@@ -280,7 +289,7 @@ class LmdbStore:
                 removed[0] += 1
                 removed[1] += len(value_of(transaction_cursor))
                 transaction.delete(key_of(transaction_cursor), db=databases.deliveries)
-                is_there = transaction_cursor.delete()
+                is_there = delete_here(transaction_cursor)
             databases.add_to_counters(transaction, at.prefix, -removed[0], -removed[1], 0, at.cursor)
 
         await databases.commit.commit(write)
@@ -760,7 +769,7 @@ def _write_identities(
     cursor = transaction.cursor(db=databases.identities)
     is_there = cursor.set_range(prefix)
     while is_there and key_of(cursor) < below:
-        is_there = cursor.delete()
+        is_there = delete_here(cursor)
     cursor.put(key, identities)
 
 
