@@ -96,6 +96,7 @@ class Leases:
     def set_behind(self, sequence: int, group: str) -> None:
         """A message of a group that is held waits until it is not."""
         self._behind.setdefault(group, []).append(sequence)
+        self._groups[sequence] = group
         self._behind_count += 1
 
     def next_delivery(self, sequence: int) -> int:
@@ -143,19 +144,13 @@ class Leases:
         self._waiting_again.discard(sequence)
         if sequence in self._held:
             self._end(sequence)
+        elif sequence in self._groups:
+            self._leave_behind(sequence)
 
     def forget_below(self, sequence: int) -> None:
         """All messages below are no longer in the queue."""
-        # Those behind a group first: they must not come back when what holds the group is forgotten.
-        for group, waiting in list(self._behind.items()):
-            kept = [behind for behind in waiting if behind >= sequence]
-            self._behind_count -= len(waiting) - len(kept)
-            if kept:
-                self._behind[group] = kept
-            else:
-                del self._behind[group]
-        known = self._held.keys() | self._waiting_again | self.deliveries.keys()
-        for gone in [known_sequence for known_sequence in known if known_sequence < sequence]:
+        known = self._held.keys() | self._waiting_again | self.deliveries.keys() | self._groups.keys()
+        for gone in sorted(known_sequence for known_sequence in known if known_sequence < sequence):
             self.forget(gone)
 
     def _hold(self, sequence: int, lease: _Lease) -> None:
@@ -185,4 +180,12 @@ class Leases:
             behind = self._behind.pop(group, [])
             self._behind_count -= len(behind)
             for waiting in behind:
+                del self._groups[waiting]
                 self.defer(waiting)
+
+    def _leave_behind(self, sequence: int) -> None:
+        group = self._groups.pop(sequence)
+        self._behind[group].remove(sequence)
+        self._behind_count -= 1
+        if not self._behind[group]:
+            del self._behind[group]

@@ -296,6 +296,7 @@ class LmdbStore:
         at.messages -= removed[0]
         at.size_bytes -= removed[1]
         state.counts.deleted += removed[0]
+        self._tell(state, at)  # a group may have become free
         return removed[0]
 
     async def set_aside(self, queue: str, physical: int, sequence: int) -> None:
@@ -447,34 +448,46 @@ class LmdbStore:
         surplus_bytes = state.bytes + size_bytes - settings.bytes_max
         while surplus > 0 or surplus_bytes > 0:
             at = max(state.physical, key=lambda physical: physical.messages)
-            head = [
-                (sequence, len(sealed))
-                for sequence, sealed in self._walk(state, at, at.dropped_below, at.committed_below, max(1, surplus))
-                if not at.leases.is_taken(sequence)
-            ]
+            head = self._oldest(state, at, surplus, surplus_bytes)
             if not head:
                 return
-            at.dropped_below = head[-1][0] + 1
-            at.cursor = max(at.cursor, at.dropped_below)
+            at.cursor = max(at.cursor, head[-1][0] + 1)
             for sequence, _size in head:
                 at.leases.forget(sequence)
             self._drop(state, at, head)
             surplus -= len(head)
             surplus_bytes -= sum(size for _sequence, size in head)
 
+    def _oldest(self, state: _Queue, at: PhysicalQueue, surplus: int, surplus_bytes: int) -> list[tuple[int, int]]:
+        """The oldest messages of a physical queue that nobody leases, as many as make room, with their sizes."""
+        found: list[tuple[int, int]] = []
+        for sequence, sealed in self._walk(state, at, 1, at.committed_below, at.messages + len(at.dropping)):
+            if surplus <= 0 and surplus_bytes <= 0:
+                break
+            if sequence not in at.dropping and not at.leases.is_taken(sequence):
+                found.append((sequence, len(sealed)))
+                surplus -= 1
+                surplus_bytes -= len(sealed)
+        return found
+
     def _drop(self, state: _Queue, at: PhysicalQueue, head: list[tuple[int, int]]) -> None:
         databases = state.databases
-        count, size_bytes = len(head), sum(size for _sequence, size in head)
+        sequences, size_bytes = {sequence for sequence, _size in head}, sum(size for _sequence, size in head)
 
         def write(transaction: lmdb.Transaction) -> None:
-            for sequence, _size in head:
+            for sequence in sequences:
                 databases.remove(transaction, at.key(sequence), was_redelivered=True)
-            databases.add_to_counters(transaction, at.prefix, -count, -size_bytes, 0, 0)
+            databases.add_to_counters(transaction, at.prefix, -len(sequences), -size_bytes, 0, 0)
 
-        databases.commit.submit_lazily(write)
-        at.messages -= count
+        def done(error: TidegateError | None) -> None:
+            if error is None:
+                at.dropping -= sequences
+
+        databases.commit.submit(write, done)
+        at.dropping |= sequences
+        at.messages -= len(sequences)
         at.size_bytes -= size_bytes
-        state.counts.dropped += count
+        state.counts.dropped += len(sequences)
 
     async def _commit_entries(
         self, state: _Queue, batches: dict[int, list[Entry]], size_bytes: int, now_s: float

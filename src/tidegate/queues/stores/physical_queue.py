@@ -26,7 +26,7 @@ BEHIND_MAX = 10_000
 @dataclass(slots=True)
 class PhysicalQueue:
     """`messages` of `size_bytes` are on the disk, of which `leaving` are about to go; `next` counts what is on its way
-    there too. Below `dropped_below` the oldest were dropped to make room."""
+    there too. `dropping` are those that make room, and are on the disk until the next commit."""
 
     queue: int
     number: int
@@ -37,7 +37,7 @@ class PhysicalQueue:
     messages: int = 0
     size_bytes: int = 0
     leaving: int = 0
-    dropped_below: int = 0
+    dropping: set[int] = field(default_factory=set)
     identities: dict[bytes, float] = field(default_factory=dict)
     wakes_at_s: float = float("inf")
 
