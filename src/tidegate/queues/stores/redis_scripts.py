@@ -71,8 +71,10 @@ local function parse_known(known)
   return tonumber(deliveries), tonumber(size), group
 end
 
+local function as_known(deliveries, size, group) return deliveries .. ' ' .. size .. ' ' .. group end
+
 local function remember(q, sequence, deliveries, size, group)
-  redis.call('HSET', q.d, sequence, deliveries .. ' ' .. size .. ' ' .. group)
+  redis.call('HSET', q.d, sequence, as_known(deliveries, size, group))
 end
 
 local function wake(q) redis.call('XADD', q.w, 'MAXLEN', 1, '*', 'x', '') end
@@ -224,7 +226,8 @@ local messages_max = math.min(tonumber(ARGV[1]), tonumber(ARGV[5]) - redis.call(
 local bytes_max, deadline, max_deliveries, suspect_after =
   tonumber(ARGV[2]), now + tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
 local before, cursor = earliest(q), counter(q, 'cursor')
-local reply, leases, count, size, redelivered, dead, groups = {0, 0, 0, 0}, {}, 0, 0, 0, 0, {}
+local reply, leases, known, groups = {0, 0, 0, 0}, {}, {}, {}
+local count, size, redelivered, dead = 0, 0, 0, 0
 
 local function bury(sequence, deliveries, found)
   local grave = queue(1 + #KEYS / 2)
@@ -237,9 +240,10 @@ local function bury(sequence, deliveries, found)
 end
 
 local function grant(sequence, delivery, found)
-  remember(q, sequence, delivery, #found.r, found.g)
   leases[#leases + 1] = deadline
   leases[#leases + 1] = sequence
+  known[#known + 1] = sequence
+  known[#known + 1] = as_known(delivery, #found.r, found.g)
   if found.g ~= '' then
     redis.call('HINCRBY', q.g, found.g, 1)
     groups[found.g] = true
@@ -275,8 +279,8 @@ local function take_again()
     local entry = redis.call('XRANGE', q.s, id(sequence), id(sequence))[1]
     local is_taken, may_go_on = true, true
     if entry then
-      local known = redis.call('HGET', q.d, sequence)
-      is_taken, may_go_on = consider(sequence, known and parse_known(known) or 0, fields(entry), true)
+      local before = redis.call('HGET', q.d, sequence)
+      is_taken, may_go_on = consider(sequence, before and parse_known(before) or 0, fields(entry), true)
     end
     if is_taken then redis.call('ZREM', q.a, sequence) end
     if not may_go_on then return false end
@@ -305,7 +309,11 @@ end
 
 if take_again() then take_new() end
 redis.call('HSET', q.c, 'cursor', text(cursor))
-for at = 1, #leases, 1000 do redis.call('ZADD', q.l, unpack(leases, at, math.min(at + 999, #leases))) end
+for at = 1, #leases, 1000 do
+  local last = math.min(at + 999, #leases)
+  redis.call('ZADD', q.l, unpack(leases, at, last))
+  redis.call('HSET', q.d, unpack(known, at, last))
+end
 if count > 0 then wake_for_deadline(q, before, deadline, now) end
 reply[1], reply[2], reply[3], reply[4] = waiting(q), expired, redelivered, dead
 return reply
@@ -317,11 +325,14 @@ SETTLE: Final = Script(r"""
 local q = queue(1)
 local action, now = ARGV[1], now_ms()
 local expired, deadline = expire(q, now), now + tonumber(ARGV[2])
-local before, done, is_news = earliest(q), 0, false
+local before, done, is_news, deleted, bytes = earliest(q), 0, false, {}, 0
 
 local function settle(sequence, deliveries, size, group)
   if action == 'delete' then
-    is_news = remove(q, sequence, size, group) or is_news
+    deleted[#deleted + 1] = sequence
+    redis.call('ZREM', q.l, sequence)
+    bytes = bytes + size
+    is_news = leave_group(q, group) or is_news
   elseif action == 'extend' or (action == 'release' and deadline > now) then
     redis.call('ZADD', q.l, deadline, sequence)
     if action == 'release' then remember(q, sequence, -deliveries, size, group) end
@@ -342,6 +353,14 @@ for at = 3, #ARGV, 2 do
     end
   end
 end
+-- Each command of a script is written to the append-only file: few for many messages.
+for at = 1, #deleted, 1000 do
+  local ids, last = {}, math.min(at + 999, #deleted)
+  for index = at, last do ids[#ids + 1] = id(deleted[index]) end
+  redis.call('XDEL', q.s, unpack(ids))
+  redis.call('HDEL', q.d, unpack(deleted, at, last))
+end
+if bytes > 0 then redis.call('HINCRBY', q.c, 'bytes', -bytes) end
 if is_news then
   wake(q)
 elseif done > 0 and action ~= 'delete' then
