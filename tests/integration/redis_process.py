@@ -41,9 +41,9 @@ class RedisProcess:
     def start(self) -> None:
         """Returns when it answers."""
         aof = ["--appendonly", "no"] if self._fsync is None else ["--appendonly", "yes", "--appendfsync", self._fsync]
+        place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._directory.name]
         self._process = subprocess.Popen(
-            ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--dir", self._directory.name]
-            + aof,
+            ["redis-server", *place, "--save", "", *aof],
             stdout=subprocess.DEVNULL,
         )
         deadline_s = time.monotonic() + STARTUP_S

@@ -1,0 +1,665 @@
+"""The laws of `queues.store`, for LMDB and for Redis: what one store does, the other does too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis_process import RedisProcess
+from store_worlds import (
+    LONG_S,
+    LmdbWorld,
+    RedisWorld,
+    World,
+    bodies,
+    body_of,
+    entry,
+    eventually,
+    opened,
+    put,
+    receipts,
+    record_of,
+    take,
+    with_queue,
+)
+
+from tidegate.errors import NoSuchQueue, Overloaded, QueueError
+from tidegate.queues.dead_letters import DELIVERIES, QUEUE, REASON, SEQUENCE
+from tidegate.queues.definition import Definition, QueueSettings, parse_settings
+from tidegate.queues.store import Level, Store
+
+
+@pytest.fixture(scope="module")
+def redis() -> Iterator[RedisProcess]:
+    with RedisProcess() as process:
+        yield process
+
+
+@pytest.fixture(params=["lmdb", "redis"])
+def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
+    if request.param == "lmdb":
+        return LmdbWorld(tmp_path)
+    process = request.getfixturevalue("redis")
+    with process.client() as client:
+        client.flushall()
+    return RedisWorld(process)
+
+
+def law(check: Callable[[World], Coroutine[Any, Any, None]]) -> Callable[[World], None]:
+    def test(world: World) -> None:
+        asyncio.run(check(world))
+
+    test.__doc__ = check.__doc__
+    return test
+
+
+# Order, leases.
+
+
+@law
+async def test_messages_come_in_order_with_sequences_from_1(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a", "b")
+        await put(store, "c")
+        granted = await store.lease("q", 0, 2, 1 << 30, LONG_S)
+        assert bodies(granted.grants) == ["a", "b"]
+        assert [(each.sequence, each.delivery) for each in granted.grants] == [(1, 1), (2, 1)]
+        assert granted.waiting == 1
+        assert bodies(await take(store)) == ["c"]
+        assert await take(store) == []
+
+
+@law
+async def test_what_is_leased_is_nobody_elses_until_its_time_is_over(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a")
+        [kept] = await take(store, visibility_s=LONG_S)
+        assert await take(store) == []
+        assert await store.extend("q", [kept.receipt], 0.0) == 1
+        assert [each.delivery for each in await take(store)] == [2]
+
+
+@law
+async def test_visibility_of_0_is_over_at_once(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a")
+        [first] = await take(store, visibility_s=0)
+        [second] = await take(store)
+        assert (first.delivery, second.delivery) == (1, 2)
+        assert store.counts("q").expired == 1
+        assert store.counts("q").redelivered == 1
+
+
+@law
+async def test_what_is_to_be_delivered_again_comes_before_what_never_was(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a", "b", "c")
+        granted = await take(store, 2)
+        assert await store.release("q", receipts(granted)[::-1], 0.0) == 2
+        assert bodies(await take(store)) == ["a", "b", "c"]
+
+
+@law
+async def test_a_delayed_release_hides_the_message_and_ends_the_lease(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a")
+        [kept] = await take(store)
+        assert await store.release("q", [kept.receipt], LONG_S) == 1
+        assert await take(store) == []
+        assert await store.extend("q", [kept.receipt], 0.0) == 0
+        assert await store.delete("q", [kept.receipt]) == 0
+
+
+@law
+async def test_a_delayed_release_comes_again_when_the_delay_is_over(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a")
+        await store.release("q", receipts(await take(store)), 0.05)
+
+        async def is_there() -> bool:
+            return [each.delivery for each in await take(store)] == [2]
+
+        await eventually(is_there)
+
+
+@law
+async def test_what_is_given_back_was_not_delivered(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a")
+        for _ in range(10):
+            [kept] = await take(store)
+            assert kept.delivery == 1
+            assert await store.give_back("q", [kept.receipt]) == 1
+
+
+@law
+async def test_stale_receipts_do_nothing(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a", "b")
+        [expired] = await take(store, 1, visibility_s=0)
+        [again] = await take(store, 1)
+        [deleted] = await take(store, 1)
+        assert await store.delete("q", [deleted.receipt, deleted.receipt]) == 1
+        stale = [expired.receipt, deleted.receipt, "0.77.1.0", "5.1.1.0", again.receipt.replace(".2.", ".3.")]
+        assert await store.delete("q", stale) == 0
+        assert await store.extend("q", stale, 0.0) == 0
+        assert await store.release("q", stale, 0.0) == 0
+        assert await store.give_back("q", stale) == 0
+        assert await store.delete("q", [again.receipt]) == 1
+        with pytest.raises(QueueError, match="Q907"):
+            await store.delete("q", ["nonsense"])
+
+
+@law
+async def test_a_lease_is_bounded_by_bytes_but_gives_at_least_one(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, *("x" * 1000 for _ in range(10)))
+        assert len((await store.lease("q", 0, 10, 1, LONG_S)).grants) == 1
+        assert len((await store.lease("q", 0, 10, 2500, LONG_S)).grants) == 2
+        assert len((await store.lease("q", 0, 10, 1 << 30, LONG_S)).grants) == 7
+
+
+@law
+async def test_no_more_than_leased_max_are_leased(world: World) -> None:
+    async with with_queue(world, leased_max=3) as store:
+        await put(store, *range(10))
+        first = await take(store)
+        assert bodies(first) == [0, 1, 2]
+        granted = await store.lease("q", 0, 10, 1 << 30, LONG_S)
+        assert (granted.grants, granted.waiting) == ([], 0)
+        await store.delete("q", receipts(first[:2]))
+        assert bodies(await take(store)) == [3, 4]
+
+
+@law
+async def test_deleted_is_deleted(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a", "b")
+        [first, _second] = await take(store)
+        assert await store.delete("q", [first.receipt]) == 1
+        assert [sequence for sequence, _ in await store.read("q", 0, 1, 99, 99)] == [2]
+        assert store.counts("q").deleted == 1
+    async with opened(world) as store:
+        assert (await store.levels("q"))[0].messages == 1
+
+
+# Enqueueing.
+
+
+@law
+async def test_what_was_sent_twice_is_kept_once(world: World) -> None:
+    async with with_queue(world) as store:
+        first, second = entry("a", identity=b"1" * 16), entry("b", identity=b"2" * 16)
+        assert await store.enqueue("q", {0: [first, first]}) == 1
+        assert await store.enqueue("q", {0: [first, second]}) == 1
+        await store.delete("q", receipts(await take(store)))
+        assert await store.enqueue("q", {0: [first]}) == 1
+        assert (store.counts("q").enqueued, store.counts("q").duplicates) == (2, 3)
+    async with opened(world) as store:
+        assert await store.enqueue("q", {0: [second, entry("c")]}) == 1
+        assert bodies(await take(store)) == ["c"]
+
+
+@law
+async def test_identities_are_forgotten_by_count_oldest_first(world: World) -> None:
+    async with with_queue(world, deduplication_messages_max=2) as store:
+        first, second, third = (entry(name, identity=name.encode() * 16) for name in "abc")
+        for each in (first, second, third):
+            assert await store.enqueue("q", {0: [each]}) == 0
+        assert await store.enqueue("q", {0: [third]}) == 1
+        assert await store.enqueue("q", {0: [first]}) == 0
+
+
+@law
+async def test_identities_are_forgotten_by_time(world: World) -> None:
+    async with with_queue(world, deduplication_s=0.02) as store:
+        repeated = entry("a", identity=b"1" * 16)
+        assert await store.enqueue("q", {0: [repeated]}) == 0
+        await asyncio.sleep(0.05)
+        assert await store.enqueue("q", {0: [repeated]}) == 0
+
+
+@law
+async def test_a_queue_without_deduplication_keeps_everything(world: World) -> None:
+    async with with_queue(world, deduplication_s=0) as store:
+        repeated = entry("a", identity=b"1" * 16)
+        assert await store.enqueue("q", {0: [repeated, repeated]}) == 0
+        assert len(await take(store)) == 2
+
+
+@law
+async def test_a_queue_that_is_full_by_count_refuses_the_whole_batch(world: World) -> None:
+    async with with_queue(world, messages_max=3) as store:
+        await put(store, 1, 2)
+        again = entry(3, identity=b"1" * 16)
+        with pytest.raises(Overloaded, match=r"L606.*messages_max"):
+            await store.enqueue("q", {0: [again, entry(4)]})
+        assert store.counts("q").refused == 2
+        assert await store.enqueue("q", {0: [again]}) == 0, "what was refused is no duplicate"
+        with pytest.raises(Overloaded):
+            await put(store, 5)
+        await store.delete("q", receipts(await take(store, 1)))
+        await put(store, 6)
+        assert bodies(await take(store)) == [2, 3, 6]
+
+
+@law
+async def test_a_queue_that_is_full_by_bytes_refuses(world: World) -> None:
+    async with with_queue(world, bytes_max=2500) as store:
+        await put(store, "x" * 1000, "y" * 1000)
+        with pytest.raises(Overloaded, match=r"L606.*bytes_max"):
+            await put(store, "z" * 1000)
+        await put(store, "z")
+        await store.delete("q", receipts(await take(store, 1)))
+        await put(store, "z" * 1000)
+
+
+@law
+async def test_to_make_room_the_oldest_go(world: World) -> None:
+    async with with_queue(world, messages_max=3) as store:
+        await put(store, 1, 2, 3)
+        await store.enqueue("q", {0: [entry(4), entry(5)]}, make_room=True)
+        assert bodies(await take(store)) == [3, 4, 5]
+        assert store.counts("q").dropped == 2
+
+
+@law
+async def test_to_make_room_for_bytes_the_oldest_go(world: World) -> None:
+    async with with_queue(world, bytes_max=2500) as store:
+        await put(store, "x" * 1000, "y" * 1000)
+        await store.enqueue("q", {0: [entry("z" * 1200)]}, make_room=True)
+        assert [body[0] for body in bodies(await take(store))] == ["y", "z"]
+
+
+@law
+async def test_to_make_room_what_is_leased_stays(world: World) -> None:
+    async with with_queue(world, messages_max=3) as store:
+        await put(store, 1, 2, 3)
+        [kept] = await take(store, 1)
+        await store.enqueue("q", {0: [entry(4)]}, make_room=True)
+        await store.release("q", [kept.receipt], 0.0)
+        assert bodies(await take(store)) == [1, 3, 4]
+        with pytest.raises(Overloaded):
+            await store.enqueue("q", {0: [entry(5)]}, make_room=True)
+
+
+@law
+async def test_to_make_room_what_was_released_goes_first(world: World) -> None:
+    async with with_queue(world, messages_max=3) as store:
+        await put(store, 1, 2, 3)
+        kept = await take(store, 1)
+        await store.enqueue("q", {0: [entry(4)]}, make_room=True)
+        await store.release("q", receipts(kept), 0.0)
+        await store.enqueue("q", {0: [entry(5)]}, make_room=True)
+        assert bodies(await take(store)) == [3, 4, 5]
+
+
+# Groups.
+
+
+@law
+async def test_while_one_of_a_group_is_leased_the_others_wait(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a1", group="a")
+        await put(store, "a2", group="a")
+        await put(store, "b1", group="b")
+        await put(store, "c")
+        [first] = await take(store, 1)
+        others = await take(store)
+        assert bodies(others) == ["b1", "c"]
+        assert (await store.levels("q"))[0].waiting == 0
+        await put(store, "a3", group="a")
+        assert await take(store) == []
+        await store.delete("q", [first.receipt])
+        assert bodies(await take(store)) == ["a2", "a3"]
+
+
+@law
+async def test_one_lease_may_have_several_of_a_group(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, 2, 3, group="a")
+        granted = await take(store, 2)
+        assert bodies(granted) == [1, 2]
+        assert await take(store) == []
+        await store.delete("q", receipts(granted[1:]))
+        assert await take(store) == [], "the first is leased still"
+        await store.release("q", receipts(granted[:1]), 0.0)
+        assert bodies(await take(store)) == [1, 3]
+
+
+@law
+async def test_a_released_message_waits_for_its_group(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, 2, group="a")
+        [first, second] = await take(store)
+        await store.release("q", [first.receipt], 0.0)
+        assert await take(store) == []
+        await store.release("q", [second.receipt], 0.0)
+        assert bodies(await take(store)) == [1, 2]
+
+
+@law
+async def test_a_delayed_message_holds_up_its_group_only(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, 2, group="a")
+        await put(store, 3, group="b")
+        await store.release("q", receipts(await take(store, 1)), LONG_S)
+        assert bodies(await take(store)) == [3]
+
+
+@law
+async def test_expiry_frees_a_group_in_order(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, group="a")
+        await put(store, 2, group="a")
+        await take(store, 1, visibility_s=0)
+        assert bodies(await take(store)) == [1, 2]
+
+
+# Suspects and dead letters.
+
+
+@law
+async def test_a_message_that_failed_twice_is_given_alone(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, *range(3))
+        for _ in range(2):
+            await store.release("q", receipts(await take(store)), 0.0)
+        await put(store, 3)
+        alone = [await take(store) for _ in range(3)]
+        assert [bodies(each) for each in alone] == [[0], [1], [2]]
+        assert bodies(await take(store)) == [3]
+
+
+@law
+async def test_a_message_with_one_delivery_left_is_given_alone(world: World) -> None:
+    async with with_queue(world, max_deliveries=2) as store:
+        await put(store, 1, 2)
+        await store.release("q", receipts(await take(store)), 0.0)
+        assert [len(await take(store)) for _ in range(2)] == [1, 1]
+
+
+async def fail(store: Store, times: int) -> None:
+    """Delivers the first message so often that it fails."""
+    for _ in range(times):
+        await store.release("q", receipts(await take(store, 1)), 0.0)
+
+
+async def wait_for_dead_letters(store: Store, count: int) -> None:
+    async def are_there() -> bool:
+        return sum(level.messages for level in await store.levels("q.dead")) == count
+
+    await eventually(are_there)
+
+
+@law
+async def test_what_was_delivered_too_often_is_a_dead_letter_with_its_history(world: World) -> None:
+    async with with_queue(world, max_deliveries=2) as store:
+        await put(store, "poison", group="g")
+        await put(store, "fine")
+        await fail(store, 2)
+        assert bodies(await take(store)) == ["fine"]
+        await wait_for_dead_letters(store, 1)
+        assert store.counts("q").dead_lettered == 1
+        [dead] = await take(store, queue="q.dead")
+        assert (body_of(dead.sealed), dead.delivery) == ("poison", 1)
+        headers = record_of(dead.sealed).headers
+        assert (headers[QUEUE], headers[SEQUENCE], headers[DELIVERIES]) == ("q", "1", "2")
+        assert "2 times" in headers[REASON]
+        [(_sequence, sealed)] = await store.read("q.dead", 0, 1, 99, 99)
+        assert sealed == dead.sealed
+        assert await store.delete("q.dead", [dead.receipt]) == 1
+
+
+@law
+async def test_a_dead_letter_frees_its_group(world: World) -> None:
+    async with with_queue(world, max_deliveries=1) as store:
+        await put(store, "poison", group="g")
+        await put(store, "next", group="g")
+        await fail(store, 1)
+        assert bodies(await take(store)) == ["next"]
+
+
+@law
+async def test_never_a_dead_letter_where_deliveries_have_no_limit(world: World) -> None:
+    async with with_queue(world, max_deliveries=0) as store:
+        await put(store, "a")
+        await fail(store, 20)
+        assert [each.delivery for each in await take(store)] == [21]
+
+
+@law
+async def test_redriven_is_as_never_delivered(world: World) -> None:
+    async with with_queue(world, max_deliveries=1) as store:
+        await put(store, "a")
+        await put(store, "b")
+        await fail(store, 2)
+        assert await take(store) == []
+        await wait_for_dead_letters(store, 2)
+        [held] = await take(store, 1, queue="q.dead")
+        assert await store.redrive("q", 99) == 1, "what is leased stays"
+        [again] = await take(store)
+        assert (body_of(again.sealed), again.delivery, record_of(again.sealed).headers) == ("b", 1, {})
+        await store.release("q.dead", [held.receipt], 0.0)
+        assert await store.redrive("q", 1) == 1
+        assert await store.redrive("q", 1) == 0
+        assert bodies(await take(store)) == ["a"]
+
+
+@law
+async def test_a_redrive_does_not_overfill_the_queue(world: World) -> None:
+    async with with_queue(world, max_deliveries=1, messages_max=1) as store:
+        await put(store, "a")
+        await fail(store, 1)
+        assert await take(store) == []
+        await wait_for_dead_letters(store, 1)
+        await put(store, "b")
+        with pytest.raises(Overloaded, match="L606"):
+            await store.redrive("q", 99)
+        await wait_for_dead_letters(store, 1)
+
+
+# Ranges.
+
+
+@law
+async def test_a_range_is_read_again_and_again_leased_or_not(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, *range(1, 6))
+        await take(store, 2)
+        for _ in range(2):
+            found = await store.read("q", 0, 2, 5, 99)
+            assert [(sequence, body_of(sealed)) for sequence, sealed in found] == [(2, 2), (3, 3), (4, 4)]
+        assert len(await store.read("q", 0, 0, 1 << 62, 2)) == 2
+        assert await store.read("q", 0, 6, 1 << 62, 99) == []
+        assert await store.read("q", 0, 0, 0, 99) == []
+
+
+@law
+async def test_what_lies_below_is_deleted_once(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, *range(1, 6))
+        leased = await take(store, 1)
+        assert [await store.delete_below("q", 0, 3) for _ in range(2)] == [2, 0]
+        assert await store.delete("q", receipts(leased)) == 0
+        assert await store.delete_below("q", 0, 0) == 0
+        assert bodies(await take(store, 1)) == [3]
+        assert await store.delete_below("q", 0, 1 << 40) == 3
+        await put(store, 6)
+        assert [(each.sequence, body_of(each.sealed)) for each in await take(store)] == [(6, 6)]
+
+
+@law
+async def test_what_lies_below_is_deleted_in_groups_too(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, group="a")
+        await put(store, 2, group="a")
+        await put(store, 3, group="a")
+        await take(store, 1)
+        assert await take(store) == []
+        assert await store.delete_below("q", 0, 3) == 2
+        assert (await store.levels("q"))[0].waiting == 1
+        assert bodies(await take(store)) == [3]
+
+
+@law
+async def test_many_are_deleted_and_redriven_in_several_steps(world: World) -> None:
+    async with with_queue(world, max_deliveries=1) as store:
+        await put(store, *range(2500))
+        await store.release("q", receipts(await take(store, 2500)), 0.0)
+        assert await take(store) == []
+        await wait_for_dead_letters(store, 2500)
+        assert await store.redrive("q", 2400) == 2400
+        assert await store.redrive("q", 9999) == 100
+        assert await store.delete_below("q", 0, 1 << 40) == 2500
+
+
+@law
+async def test_a_corrupt_record_is_set_aside(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a", "b", "c")
+    world.spoil("q", 2)
+    async with opened(world) as store:
+        granted = await take(store)
+        assert granted[1].sealed == b"garbage"
+        await store.set_aside("q", 0, 2)
+        await store.set_aside("q", 0, 2)
+        assert store.counts("q").corrupt == 1
+        assert (await store.levels("q"))[0].messages == 2
+        assert await store.delete("q", receipts(granted)) == 2
+    assert world.kept_aside("q") == [b"garbage"]
+
+
+# Levels, definitions.
+
+
+@law
+async def test_levels_tell_how_full_it_is(world: World) -> None:
+    async with with_queue(world, physical_queues=2) as store:
+        assert await store.levels("q") == [Level(0, 0, 0, 0, None, 1, 1)] * 2
+        entries = [entry("a"), entry("b"), entry("c")]
+        await store.enqueue("q", {1: entries})
+        granted = await take(store, 2, physical=1)
+        await store.delete("q", receipts(granted[:1]))
+        [empty, level] = await store.levels("q")
+        assert empty.messages == 0
+        size_bytes = len(entries[1].sealed) + len(entries[2].sealed)
+        assert level == Level(2, size_bytes, 1, 1, record_of(entries[1].sealed).enqueued_at, 2, 4)
+
+
+@law
+async def test_definitions_and_messages_are_there_after_a_start(world: World) -> None:
+    async with with_queue(world, messages_max=77) as store:
+        await put(store, "a", "b")
+        await store.delete("q", receipts(await take(store, 1)))
+    store = world.make()
+    definitions = {each.name: each.settings for each in await store.open()}
+    try:
+        assert definitions.keys() == {"q", "q.dead"}
+        assert (definitions["q"].messages_max, definitions["q.dead"].max_deliveries) == (77, 0)
+        [(sequence, sealed)] = await store.read("q", 0, 0, 99, 99)
+        assert (sequence, body_of(sealed)) == (2, "b")
+        await put(store, "c")
+        assert [sequence for sequence, _ in await store.read("q", 0, 0, 99, 99)] == [2, 3]
+    finally:
+        await store.close()
+
+
+@law
+async def test_settings_that_change_hold_at_once(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1)
+        same = await store.define(Definition("q", QueueSettings(physical_queues=1)))
+        assert same.settings.durability is not None
+        changed = parse_settings({"physical_queues": 1, "messages_max": 1})
+        await store.define(Definition("q", changed))
+        with pytest.raises(Overloaded):
+            await put(store, 2)
+
+
+@law
+async def test_a_dropped_queue_is_gone_with_its_messages(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a")
+        await store.drop("q")
+        with pytest.raises(NoSuchQueue):
+            await put(store, "a")
+    async with with_queue(world) as store:
+        assert await take(store) == []
+        await put(store, "b")
+        assert bodies(await take(store)) == ["b"]
+
+
+# Wake-ups.
+
+
+class Ready:
+    """What `on_ready` was told."""
+
+    def __init__(self, store: Store, queue: str = "q") -> None:
+        self._told = asyncio.Event()
+        self.last = (-1, -1)
+        store.watch(queue, self._on_ready)
+        store.listen(queue, is_on=True)
+
+    def _on_ready(self, physical: int, waiting: int) -> None:
+        self.last = (physical, waiting)
+        self._told.set()
+
+    async def wait_for(self, physical: int, waiting: int) -> None:
+        async with asyncio.timeout(4):  # sooner than any safety check
+            while self.last != (physical, waiting):
+                self._told.clear()
+                await self._told.wait()
+        self.last = (-1, -1)
+
+
+@law
+async def test_messages_that_come_wake(world: World) -> None:
+    async with with_queue(world, physical_queues=2) as store:
+        ready = Ready(store)
+        await put(store, 1, 2, physical=1)
+        await ready.wait_for(1, 2)
+        await put(store, 3, physical=0)
+        await ready.wait_for(0, 1)
+
+
+@law
+async def test_messages_that_are_free_again_wake(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, 2)
+        ready = Ready(store)
+        granted = await take(store)
+        await store.release("q", receipts(granted[:1]), 0.0)
+        await ready.wait_for(0, 1)
+        await store.give_back("q", receipts(granted[1:]))
+        await ready.wait_for(0, 2)
+        await store.release("q", receipts(await take(store)), 0.05)
+        await ready.wait_for(0, 2)
+        await take(store, visibility_s=0.05)
+        await ready.wait_for(0, 2)
+
+
+@law
+async def test_a_group_that_is_free_wakes(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, 1, group="a")
+        await put(store, 2, group="a")
+        granted = await take(store, 1)
+        assert await take(store) == []
+        ready = Ready(store)
+        await store.delete("q", receipts(granted))
+        await ready.wait_for(0, 1)
+
+
+@law
+async def test_dead_letters_wake(world: World) -> None:
+    async with with_queue(world, max_deliveries=1) as store:
+        ready = Ready(store, "q.dead")
+        await put(store, 1)
+        await fail(store, 1)
+        await take(store)
+        await ready.wait_for(0, 1)
