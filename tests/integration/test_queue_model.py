@@ -35,7 +35,7 @@ EXAMPLES = max(5, int(os.environ.get("TIDEGATE_TEST_EXAMPLES", "100")) // 4)
 
 counts = st.integers(1, 6)
 groups = st.sampled_from(["", "", "a", "b"])
-named = st.tuples(st.sampled_from(["", "", "lamp", "door"]), st.integers(0, 3))
+named = st.tuples(st.sampled_from(["", "", "lamp", "door"]), st.integers(1, 4))
 visibilities = st.sampled_from([0.0, LONG_S])
 
 

@@ -193,7 +193,7 @@ async def test_a_bound_holds_for_each_physical_queue_in_equal_parts(redis: Redis
         await put(store, 1, 2, physical=0)
         await put(store, 1, 2, physical=1)
         for physical in range(2):
-            with pytest.raises(Exception, match="L606"):
+            with pytest.raises(Exception, match="L608"):
                 await put(store, 3, physical=physical)
 
 
@@ -222,7 +222,7 @@ def test_the_store_fails_while_redis_is_away_and_goes_on_when_it_is_back() -> No
             held = asyncio.create_task(queues.dequeue(Dequeue("q", wait_s=15.0)))
             await asyncio.sleep(0.05)
             await asyncio.to_thread(redis.kill)
-            with pytest.raises(Unavailable, match="U706"):
+            with pytest.raises(Unavailable, match="U707"):
                 await queues.enqueue("q", [make_message("lost")])
             await asyncio.to_thread(redis.start)
             await queues.enqueue("q", [make_message("new")])
@@ -241,7 +241,7 @@ async def test_a_full_redis_refuses_messages_and_lets_consumers_empty_it(redis: 
         with redis.client() as client:
             client.config_set("maxmemory", 1_000_000)
             try:
-                with pytest.raises(Unavailable, match="U706"):
+                with pytest.raises(Unavailable, match="U707"):
                     await put(store, "y")
                 granted = await take(store)
                 assert await store.extend("q", receipts(granted), LONG_S) == 100
@@ -275,5 +275,5 @@ def test_a_url_that_is_none_is_refused_with_a_cure() -> None:
 
 
 def test_a_redis_that_is_not_there_is_unavailable() -> None:
-    with pytest.raises(Unavailable, match="U706"):
+    with pytest.raises(Unavailable, match="U707"):
         asyncio.run(RedisStore("redis://127.0.0.1:1/0").open())

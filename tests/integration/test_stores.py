@@ -235,7 +235,7 @@ async def test_a_queue_that_is_full_by_count_refuses_the_whole_batch(world: Worl
     async with with_queue(world, messages_max=3) as store:
         await put(store, 1, 2)
         again = entry(3, identity=b"1" * 16)
-        with pytest.raises(Overloaded, match=r"L606.*messages_max"):
+        with pytest.raises(Overloaded, match=r"L608.*messages_max"):
             await store.enqueue("q", {0: [again, entry(4)]})
         assert store.counts("q").refused == 2
         assert await store.enqueue("q", {0: [again]}) == 0, "what was refused is no duplicate"
@@ -250,7 +250,7 @@ async def test_a_queue_that_is_full_by_count_refuses_the_whole_batch(world: Worl
 async def test_a_queue_that_is_full_by_bytes_refuses(world: World) -> None:
     async with with_queue(world, bytes_max=2500) as store:
         await put(store, "x" * 1000, "y" * 1000)
-        with pytest.raises(Overloaded, match=r"L606.*bytes_max"):
+        with pytest.raises(Overloaded, match=r"L608.*bytes_max"):
             await put(store, "z" * 1000)
         await put(store, "z")
         await store.delete("q", receipts(await take(store, 1)))
@@ -457,7 +457,7 @@ async def test_a_redrive_does_not_overfill_the_queue(world: World) -> None:
         assert await take(store) == []
         await wait_for_dead_letters(store, 1)
         await put(store, "b")
-        with pytest.raises(Overloaded, match="L606"):
+        with pytest.raises(Overloaded, match="L608"):
             await store.redrive("q", 99)
         await wait_for_dead_letters(store, 1)
 

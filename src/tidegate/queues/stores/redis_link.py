@@ -163,5 +163,7 @@ def _pool(kind: type[ConnectionPool], url: str, answer_s: float, **settings: Any
 
 def _bad_url(what: str, why: str) -> ConfigError:
     return ConfigError(
-        "C416", f"Redis cannot be used by {what}: {why}", "give --store redis://[user:password@]host:port/database"
+        "C416",
+        f"Redis cannot be used by {what}: {why}",
+        "give --queue-store redis://[user:password@]host:port/database",
     )

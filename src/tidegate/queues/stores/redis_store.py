@@ -94,7 +94,9 @@ class _Queue:
 
 class RedisStore:
     """Guarantees: what an enqueue has returned for is leased until it is deleted, to one consumer at a time, whichever
-    broker it asks. Only for one event loop. Fails with U706 while Redis is away, and goes on when it is back."""
+    broker it asks. Only for one event loop. Fails with U707 while Redis is away, and goes on when it is back."""
+
+    is_shared = True
 
     def __init__(self, url: str) -> None:
         self._link = RedisLink(url)
