@@ -21,7 +21,7 @@ class EventStream:
     def __init__(
         self,
         http: str,
-        subscription_filter: str = "",
+        subscription_filter: str,
         policy: str = "drop-oldest",
         *,
         name: str | None = None,
