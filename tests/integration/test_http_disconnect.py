@@ -60,7 +60,9 @@ def first_deliveries(messages: list[dict[str, Any]]) -> list[Any]:
 
 
 @endings
-def test_who_leaves_while_it_waits_gets_nothing(broker: BrokerProcess, queue: QueueClient, end: str) -> None:
+def test_who_leaves_while_it_waits_gets_nothing(
+    broker: BrokerProcess, queue: QueueClient, end: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(10):
         connection = send_dequeue(broker.http_port, queue.name, wait_s=60, visibility_s=LONG_S)
         wait_parked(queue, 1)
@@ -69,6 +71,7 @@ def test_who_leaves_while_it_waits_gets_nothing(broker: BrokerProcess, queue: Qu
     queue.enqueue("for the next")
     assert first_deliveries(queue.dequeue(wait_s=0)) == ["for the next"]
     assert queue.statistics()["delivered"] == 1
+    assert capfd.readouterr().err == ""
 
 
 @endings
@@ -128,7 +131,7 @@ def read_response(connection: socket.socket) -> bytes:
 
 
 @endings
-def test_who_leaves_before_its_answer_is_read_gives_it_back(end: str) -> None:
+def test_who_leaves_before_its_answer_is_read_gives_it_back(end: str, capfd: pytest.CaptureFixture[str]) -> None:
     """An answer larger than all buffers, in JSON: the broker cannot have handed it over when the client leaves."""
     with BrokerProcess() as broker, open_client(broker) as own:
         queue = QueueClient(own, physical_queues=1)
@@ -143,6 +146,8 @@ def test_who_leaves_before_its_answer_is_read_gives_it_back(end: str) -> None:
             wait_until(lambda: queue.statistics()["leased"] == 0)
         assert queue.statistics()["given_back"] == 3 * len(bodies)
         assert first_deliveries(queue.dequeue(wait_s=0)) == bodies
+        assert broker.terminate() == 0
+    assert capfd.readouterr().err == ""
 
 
 def slow_dequeue(port: int, queue: str) -> socket.socket:

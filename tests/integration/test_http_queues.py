@@ -251,6 +251,25 @@ def test_a_bound_queue_has_what_was_acknowledged(client: httpx.Client) -> None:
     assert metrics(client)["queue_bindings"] >= 1
 
 
+def test_a_full_bound_queue_holds_back_the_acknowledgement() -> None:
+    with BrokerProcess("--request-timeout-s", "1") as broker, open_client(broker) as client:
+        queue = QueueClient(client, filter="n", messages_max=2)
+        publish(client, [{"n": 1}, {"n": 2}], "p", 1).raise_for_status()
+        assert code_of(publish(client, {"n": 3}, "p", 3)) == (503, "U703")
+        assert publish(client, {"other": 1}, "q", 1).status_code == 200
+        assert sorted(body["n"] for body in queue.take_all()) == [1, 2]
+        wait_until(lambda: publish(client, {"n": 3}, "p", 3).status_code == 200)
+        assert [body["n"] for body in queue.take_all()] == [3]
+
+
+def test_a_full_bound_queue_may_forget_the_oldest(client: httpx.Client) -> None:
+    queue = QueueClient(client, filter="old", messages_max=3, policy="drop-oldest", physical_queues=1)
+    for n in range(10):
+        publish(client, {"old": n}).raise_for_status()
+    assert [body["old"] for body in queue.take_all()] == [7, 8, 9]
+    assert queue.statistics()["dropped"] == 7
+
+
 def test_what_was_acknowledged_survives_a_crash() -> None:
     with BrokerProcess() as broker, open_client(broker) as client:
         bound, posted = QueueClient(client, filter="n"), QueueClient(client)
