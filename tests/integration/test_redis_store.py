@@ -234,6 +234,28 @@ def test_the_store_fails_while_redis_is_away_and_goes_on_when_it_is_back() -> No
         asyncio.run(check(redis))
 
 
+def test_a_redis_that_has_lost_everything_gets_its_queues_back() -> None:
+    async def check(redis: RedisProcess) -> None:
+        async with brokers(redis, count=1) as [queues]:
+            await queues.enqueue("q", [make_message("lost")])
+            await asyncio.to_thread(redis.kill)
+            await asyncio.to_thread(redis.start)
+
+            async def is_there() -> bool:
+                async with opened(RedisWorld(redis)) as store:
+                    try:
+                        return [level.messages for level in await store.levels("q")] == [0] * 4
+                    except NoSuchQueue:
+                        return False
+
+            await eventually(is_there)
+            await queues.enqueue("q", [make_message("kept")])
+            assert len(await queues.dequeue(Dequeue("q", wait_s=5.0))) == 1
+
+    with RedisProcess(fsync=None) as redis:
+        asyncio.run(check(redis))
+
+
 @law
 async def test_a_full_redis_refuses_messages_and_lets_consumers_empty_it(redis: RedisProcess) -> None:
     async with with_queue(RedisWorld(redis)) as store:

@@ -48,7 +48,8 @@ class RedisLink:
             self._pool = _pool(BlockingConnectionPool, url, STEP_S, max_connections=CONNECTIONS_MAX, timeout=STEP_S)
             self._blocked_pool = _pool(ConnectionPool, url, BLOCK_MS / 1000 + STEP_S)
         except ValueError as error:
-            raise _bad_url(url, str(error)) from error
+            without_password = url.rpartition("@")[2]
+            raise _bad_url(repr(without_password), str(error)) from error
         # Their commands are not typed.
         self._redis: Any = Redis(connection_pool=self._pool)
         self._blocked: Any = Redis(connection_pool=self._blocked_pool)

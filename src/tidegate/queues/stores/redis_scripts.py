@@ -65,9 +65,9 @@ local function fields(entry)
   return found
 end
 
--- Deliveries are negative while a release is delayed, so that no receipt fits.
+-- Deliveries are negative while a release is delayed, so that no receipt fits. What an operator has removed is unknown.
 local function parse_known(known)
-  local deliveries, size, group = string.match(known, '^(%-?%d+) (%d+) (.*)$')
+  local deliveries, size, group = string.match(known or '0 0 ', '^(%-?%d+) (%d+) (.*)$')
   return tonumber(deliveries), tonumber(size), group
 end
 
@@ -80,7 +80,7 @@ end
 local function wake(q) redis.call('XADD', q.w, 'MAXLEN', 1, '*', 'x', '') end
 
 local function waiting(q)
-  return redis.call('XLEN', q.s) - redis.call('ZCARD', q.l) - redis.call('ZCARD', q.b)
+  return math.max(0, redis.call('XLEN', q.s) - redis.call('ZCARD', q.l) - redis.call('ZCARD', q.b))
 end
 
 local function earliest(q)
@@ -280,7 +280,9 @@ local function take_again()
     local is_taken, may_go_on = true, true
     if entry then
       local before = redis.call('HGET', q.d, sequence)
-      is_taken, may_go_on = consider(sequence, before and parse_known(before) or 0, fields(entry), true)
+      is_taken, may_go_on = consider(sequence, (parse_known(before)), fields(entry), true)
+    else
+      redis.call('HDEL', q.d, sequence)
     end
     if is_taken then redis.call('ZREM', q.a, sequence) end
     if not may_go_on then return false end

@@ -112,11 +112,9 @@ class RedisStore:
         # Changes from here on are told; those before are in what is read now.
         newest = await self._link.command("XREVRANGE", CHANGES, "+", "-", "COUNT", 1)
         self._last_change = newest[0][0] if newest else b"0-0"
-        names = await self._link.command("HKEYS", QUEUES)
-        for name in sorted(names):
-            definition = await self._read_definition(name.decode())
-            if definition is not None:
-                self._use(definition)
+        kept = await self._link.command("HGETALL", QUEUES)
+        for name in sorted(kept):
+            self._use(_parse(name.decode(), kept[name]))
         return [queue.definition for queue in self._queues.values()]
 
     async def close(self) -> None:
@@ -329,24 +327,39 @@ class RedisStore:
             if queue is not None:
                 _stop(queue)
 
-    async def _read_definition(self, name: str) -> Definition | None:
-        kept = await self._link.command("HGET", QUEUES, name)
-        return _parse(name, kept) if kept is not None else None
-
     async def _tell_of_change(self, name: str) -> None:
         await self._link.command("XADD", CHANGES, "MAXLEN", "~", CHANGES_KEPT, "*", "name", name)
 
     async def _watch(self, changed: Callable[[str, Definition | None], Awaitable[None]]) -> None:
+        was_away = False
         while True:
             try:
-                found = await self._link.read_blocked(CHANGES, self._last_change, BLOCK_MS)
-                for id_, fields in found[0][1] if found else ():
-                    name = fields[b"name"].decode()
-                    await self._on_change(name, await self._read_definition(name), changed)
-                    self._last_change = id_
-            except (Unavailable, ConfigError) as error:
+                if was_away:
+                    await self._restore_definitions()
+                was_away = False
+                await self._next_change(changed)
+            except Unavailable as error:
+                was_away = True
                 log.warning("changes of queues are not heard of for now: %s", error)
                 await asyncio.sleep(RECONNECT_S)
+            except TidegateError as error:
+                log.warning("a change of a queue is not followed: %s", error)
+
+    async def _restore_definitions(self) -> None:
+        """A Redis that keeps no file comes back with nothing; the brokers that were there before know of its queues."""
+        if await self._link.command("EXISTS", CHANGES):
+            return
+        for name, queue in list(self._queues.items()):
+            if not name.endswith(DEAD):
+                await self._link.command("HSETNX", QUEUES, name, _encode(queue.settings))
+
+    async def _next_change(self, changed: Callable[[str, Definition | None], Awaitable[None]]) -> None:
+        found = await self._link.read_blocked(CHANGES, self._last_change, BLOCK_MS)
+        for id_, fields in found[0][1] if found else ():
+            name = fields[b"name"].decode()
+            kept = await self._link.command("HGET", QUEUES, name)
+            self._last_change = id_
+            await self._on_change(name, _parse(name, kept) if kept is not None else None, changed)
 
     async def _on_change(
         self,
@@ -384,7 +397,7 @@ class RedisStore:
             sealed = self._record(name, {b"r": reply[at + 2], b"h": reply[at + 3]})
             grants.append(Grant(sequence, delivery, f"{physical}.{sequence}.{delivery}.0", sealed))
         # As in LMDB: whoever got nothing although some wait, and asks again at once, would ask for ever.
-        return Granted(grants, max(0, waiting) if grants else 0)
+        return Granted(grants, waiting if grants else 0)
 
     async def _return(self, queue: str, leasing: asyncio.Task[Granted]) -> None:
         granted = await leasing
