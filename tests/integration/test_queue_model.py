@@ -101,11 +101,11 @@ class QueueMachine(RuleBasedStateMachine):
         duplicates = 0
         for at in range(count):
             identity = (device, first + at)
-            if device and identity in self.names:
+            if identity in self.names:
                 duplicates += 1
             else:
                 self.live[self.next_body + at] = Message(group)
-            if device:
+            if all(identity):
                 self.names.add(identity)
             messages.append(make_message(self.next_body + at, group=group, device=device, sequence=first + at))
         self.next_body += count
