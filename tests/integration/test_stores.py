@@ -136,6 +136,19 @@ async def test_what_is_given_back_was_not_delivered(world: World) -> None:
 
 
 @law
+async def test_what_is_given_back_was_not_delivered_after_a_start_either(world: World) -> None:
+    async with with_queue(world, max_deliveries=3) as store:
+        await put(store, "a")
+        for _ in range(2):
+            await take(store, visibility_s=0)
+        [last] = await take(store)
+        assert last.delivery == 3
+        await store.give_back("q", [last.receipt])
+    async with opened(world) as store:
+        assert [each.delivery for each in await take(store)] == [3]
+
+
+@law
 async def test_stale_receipts_do_nothing(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, "a", "b")

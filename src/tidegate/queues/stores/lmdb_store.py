@@ -263,7 +263,13 @@ class LmdbStore:
         return self._put_back(state, receipts, release)
 
     async def give_back(self, queue: str, receipts: list[str]) -> int:
-        return self._put_back(self._queue(queue), receipts, lambda at, sequence: at.leases.give_back(sequence))
+        state = self._queue(queue)
+
+        def give_back(at: PhysicalQueue, sequence: int) -> None:
+            at.leases.give_back(sequence)
+            self._correct_deliveries(state, at, sequence)
+
+        return self._put_back(state, receipts, give_back)
 
     async def read(
         self, queue: str, physical: int, start: int, stop: int, messages_max: int
@@ -672,6 +678,12 @@ class LmdbStore:
                 databases.write_deliveries(transaction, key, delivery)
 
         databases.commit.submit_lazily(write)
+
+    def _correct_deliveries(self, state: _Queue, at: PhysicalQueue, sequence: int) -> None:
+        """A delivery that has not happened must not count after a restart either: it may have been the last but one."""
+        databases, key, deliveries = state.databases, at.key(sequence), at.leases.deliveries[sequence]
+        if deliveries:
+            databases.commit.submit_lazily(lambda transaction: databases.write_deliveries(transaction, key, deliveries))
 
     def _wake_at(self, state: _Queue, at: PhysicalQueue, deadline_s: float) -> None:
         """Looks after leases when the first of them may end: whoever waits for messages is told."""
