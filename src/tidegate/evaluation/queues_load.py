@@ -15,14 +15,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tidegate.client import Connection, connect
+from tidegate.client import connect
 from tidegate.client.message import Message
 from tidegate.client.queue import Queue
 
 QUEUE: Final = "evaluation"
 BODY: Final = "x" * 1000
 TICK_S: Final = 0.01
+WARM_UP_S: Final = 1.0
 # The low bits of a clock id that ask for a process, and for its CPU time as the scheduler counts it.
 _PROCESS_CPU_CLOCK: Final = 2
 
@@ -36,12 +38,12 @@ class Load:
     back_ends: int = 10
     open_requests_max: int = 30
     request_messages_max: int = 50
-    physical_queues: int = 10
+    physical_queues: int = 4
 
 
 @dataclass(frozen=True)
 class Measured:
-    """`missing` messages were acknowledged and did not arrive while we looked; a second is given for the last ones."""
+    """`missing` messages were acknowledged and had not arrived seconds after the last was enqueued."""
 
     throughput: float
     hit_rate: float
@@ -63,6 +65,18 @@ class _Counts:
     latencies_s: list[float] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """Everything that is counted, at one moment."""
+
+    at_s: float
+    arrived: int
+    hits: int
+    misses: int
+    delivered: int
+    cpu_s: Mapping[str, float]
+
+
 async def measure(
     address: str,
     pids: Mapping[str, int],
@@ -77,36 +91,50 @@ async def measure(
         queue = back_ends.queue(QUEUE)
         await queue.create(physical_queues=load.physical_queues, **settings)
         try:
-            return await _run(devices.queue(QUEUE), back_ends, pids, least, load, seconds, seed)
+            return await _run(devices.queue(QUEUE), queue, pids, least, load, seconds, seed)
         finally:
             await queue.drop()
 
 
 async def _run(
-    into: Queue, back_ends: Connection, pids: Mapping[str, int], least: int, load: Load, seconds: float, seed: int
+    into: Queue, queue: Queue, pids: Mapping[str, int], least: int, load: Load, seconds: float, seed: int
 ) -> Measured:
     counts = _Counts()
-    queue = back_ends.queue(QUEUE)
-    before = {name: cpu_s(pid) for name, pid in pids.items()}
-    began_s = time.perf_counter()
-    asking = [
-        asyncio.create_task(_ask(queue, counts, load, least, random.Random(f"{seed} {number}")))  # noqa: S311
-        for number in range(load.back_ends)
-    ]
-    await _enqueue(into, counts, load, seconds)
-    took_s = time.perf_counter() - began_s
-    used_s = {name: cpu_s(pid) - before[name] for name, pid in pids.items()}
-    arrived, statistics = counts.arrived, await queue.stats()
-    await _wait_for_the_rest(counts)
-    for task in asking:
-        task.cancel()
-    await asyncio.wait(asking)
-    latencies_s = np.array(counts.latencies_s or [float("nan")])
+    random_times = [random.Random(f"{seed} {number}") for number in range(load.back_ends)]  # noqa: S311
+    asking = [asyncio.create_task(_ask(queue, counts, load, least, times)) for times in random_times]
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_enqueue(into, counts, load, WARM_UP_S + seconds))
+            await asyncio.sleep(WARM_UP_S)
+            counts.latencies_s.clear()
+            before = await _look(queue, counts, pids)
+            await asyncio.sleep(seconds)
+            after = await _look(queue, counts, pids)
+            latencies_s = np.array(counts.latencies_s or [float("nan")])
+        await _wait_for_the_rest(counts)
+    finally:
+        for task in asking:
+            task.cancel()
+        await asyncio.wait(asking)
+    return _between(before, after, latencies_s, counts)
+
+
+async def _look(queue: Queue, counts: _Counts, pids: Mapping[str, int]) -> _Look:
+    cpu = {name: cpu_s(pid) for name, pid in pids.items()}
+    at_s, arrived, told = time.perf_counter(), counts.arrived, await queue.stats()
+    return _Look(at_s, arrived, told["hits"], told["misses"], told["delivered"], cpu)
+
+
+def _between(before: _Look, after: _Look, latencies_s: NDArray[np.float64], counts: _Counts) -> Measured:
+    took_s = after.at_s - before.at_s
+    arrived = after.arrived - before.arrived
+    hits, misses = after.hits - before.hits, after.misses - before.misses
+    used_s = {name: after.cpu_s[name] - before.cpu_s[name] for name in after.cpu_s}
     return Measured(
         throughput=arrived / took_s,
-        hit_rate=statistics["hit_rate"],
-        messages_a_hit=statistics["messages_a_hit"],
-        tries_s=(statistics["hits"] + statistics["misses"]) / took_s,
+        hit_rate=hits / max(1, hits + misses),
+        messages_a_hit=(after.delivered - before.delivered) / max(1, hits),
+        tries_s=(hits + misses) / took_s,
         latency_p50_s=float(np.percentile(latencies_s, 50)),
         latency_p99_s=float(np.percentile(latencies_s, 99)),
         broker_us_a_message=1e6 * used_s["broker"] / max(1, arrived),
@@ -125,7 +153,8 @@ async def _enqueue(queue: Queue, counts: _Counts, load: Load, seconds: float) ->
     due = sent = 0
 
     async def put(messages: int) -> None:
-        counts.enqueued += (await queue.put([BODY] * messages)).accepted
+        done = await queue.put([BODY] * messages)
+        counts.enqueued += done.accepted
 
     while (now_s := loop.time()) < began_s + seconds:
         due = int((now_s - began_s) * load.messages_s)

@@ -26,8 +26,8 @@ class Extent:
     repetitions: int
 
 
-FULL = Extent(seconds=8.0, repetitions=5)
-SHORT = Extent(seconds=1.5, repetitions=2)
+FULL = Extent(seconds=6.0, repetitions=4)
+SHORT = Extent(seconds=0.7, repetitions=2)
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Variant:
 CONVENTIONAL = Variant("conventional", {"method": "conventional"})
 RDS_SHORT = Variant("RDS 0.1 s", {"method": "rds", "sleep_s": 0.1})
 RDS = Variant("RDS 0.5 s", {"method": "rds", "sleep_s": 0.5})
-RDS_LONG = Variant("RDS 5 s", {"method": "rds", "sleep_s": 5.0})
+RDS_LONG = Variant("RDS 1 s", {"method": "rds", "sleep_s": 1.0})
 WAKE_UP_AT_ONCE = Variant("wake-up at once", {"method": "wakeup"})
 WAKE_UP = Variant("wake-up 20 ms", {"method": "wakeup", "linger_s": 0.02}, least=25)
 WAKE_UP_PATIENT = Variant("wake-up 100 ms", {"method": "wakeup", "linger_s": 0.1}, least=25)
@@ -185,9 +185,12 @@ def _claim(chapter: Chapter, results: Results) -> None:
         )
         p99 = "latency_p99_s"
         chapter.claim(
-            f"{store}: p99 by wake-up 20 ms is at least ten times lower than by RDS 5 s",
-            10 * of(WAKE_UP, p99) <= of(RDS_LONG, p99),
-            f"{1000 * of(WAKE_UP, p99):.0f} and {1000 * of(RDS_LONG, p99):.0f} ms",
+            f"{store}: the slowest hundredth is quicker by wake-up at once than by any RDS and than conventional",
+            of(WAKE_UP_AT_ONCE, p99) < min(of(each, p99) for each in (CONVENTIONAL, RDS_SHORT, RDS, RDS_LONG)),
+            ", ".join(
+                f"{each.name} {1000 * of(each, p99):.0f} ms"
+                for each in (WAKE_UP_AT_ONCE, CONVENTIONAL, RDS_SHORT, RDS, RDS_LONG)
+            ),
         )
         chapter.claim(
             f"{store}: wake-up at once has a hit rate of 0.95 or more, conventional has not",
