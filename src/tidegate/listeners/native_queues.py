@@ -66,6 +66,7 @@ class QueueRequests:
         self._dequeues: set[int] = set()
         self._can_write = asyncio.Event()
         self._can_write.set()
+        self._calling = asyncio.Lock()
         self._enqueued_bytes = 0
         self._lent: dict[str, set[str]] = {}
         self._is_closed = False
@@ -137,7 +138,7 @@ class QueueRequests:
             case Kind.SETTLE:
                 return self._answer(number, self._settle(decode_body(body, Settle)))
             case _:
-                return self._answer(number, self._calls.answer(decode_body(body, QueueCall)))
+                return self._answer(number, self._call(decode_body(body, QueueCall)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
@@ -163,6 +164,12 @@ class QueueRequests:
             lent.difference_update(settle.receipts)
         return settled
 
+    async def _call(self, asked: QueueCall) -> Any:
+        """One at a time, when the connection can carry its answer: a range read may be as large as a reply can be."""
+        async with self._calling:
+            await self._until_writable()
+            return await self._calls.answer(asked)
+
     async def _dequeue(self, number: int, wanted: Dequeue) -> None:
         leased = await self._lease(wanted)
         self._dequeues.discard(number)
@@ -178,13 +185,16 @@ class QueueRequests:
         it got, and is held like those that come later."""
         deadline_s = self._loop.time() + wanted.wait_s
         while True:
-            while not self._wire.is_writable and not self._is_closed:
-                await self._can_write.wait()
+            await self._until_writable()
             leased = await self._queues.dequeue(wanted)
             if not leased or self._wire.unsent_bytes() <= UNSENT_BYTES_MAX:
                 return leased
             await self._give_back(wanted.queue, [message.receipt for message in leased])
             wanted = msgspec.structs.replace(wanted, wait_s=max(0.0, deadline_s - self._loop.time()))
+
+    async def _until_writable(self) -> None:
+        while not self._wire.is_writable and not self._is_closed:
+            await self._can_write.wait()
 
     async def _give_back(self, queue: str, receipts: list[str]) -> None:
         """When it fails their leases end by themselves."""
