@@ -31,6 +31,7 @@ from tidegate.messages import Dequeue
 POLL_S: Final = 0.5
 BEATS_A_LEASE: Final = 3
 VISIBILITY_S_MIN: Final = 0.1
+CLOSE_S: Final = 3.0
 
 T = TypeVar("T")
 _decode = msgspec.msgpack.Decoder(list[Message]).decode
@@ -72,8 +73,8 @@ class Leases:
         self._has_done.set()
 
     async def close(self, failed: Iterable[Message] = ()) -> None:
-        """Deletes what is done, releases what has failed, and gives back the rest. Leases end by themselves when the
-        broker does not hear of it."""
+        """Deletes what is done, releases what has failed, and gives back the rest. A broker that is not there is not
+        waited for: the leases end by themselves."""
         for task in self._keeping:
             task.cancel()
         if self._keeping:
@@ -81,10 +82,11 @@ class Leases:
         released = [self._held.pop((message.queue, message.sequence), message.receipt) for message in failed]
         returned, self._held = list(self._held.values()), {}
         done, self._done = self._done, []
-        with contextlib.suppress(TidegateError):
-            await asyncio.gather(
-                self._settle("delete", done), self._settle("release", released), self._settle("return", returned)
-            )
+        with contextlib.suppress(TidegateError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await asyncio.gather(
+                    self._settle("delete", done), self._settle("release", released), self._settle("return", returned)
+                )
 
     async def _settle(self, action: str, receipts: list[str]) -> None:
         if receipts:

@@ -21,8 +21,6 @@ from tidegate.messages import Dequeue, Leased, QueueCall, Settle, Settled
 
 # A receipt has about thirty bytes; so many stay below any broker's frame_bytes_max.
 SETTLE_RECEIPTS_MAX: Final = 4000
-# How long the end of a connection waits for a broker to take messages back.
-FINISH_S: Final = 2.0
 SHUTTING_DOWN: Final = "U702"
 
 
@@ -122,13 +120,8 @@ class QueueRequests:
             del self._open[number]
 
     async def finish(self) -> None:
-        """Consumers that were not left give their messages back, if the broker is there to take them."""
-        if self.consumers:
-            try:
-                async with asyncio.timeout(FINISH_S):
-                    await asyncio.gather(*(consumer.finish() for consumer in list(self.consumers)))
-            except (TimeoutError, TidegateError):
-                return  # their leases end by themselves
+        """Consumers that were not left give their messages back."""
+        await asyncio.gather(*(consumer.finish() for consumer in list(self.consumers)))
 
     def close(self) -> None:
         self._is_closed = True
