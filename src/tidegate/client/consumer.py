@@ -1,7 +1,7 @@
 """Consuming: loops over messages or batches that keep their leases alive, delete what is done and give back the rest.
 
 Asking for the next message says that the last one is done. It is deleted in the background: while one delete is under
-way others gather, and go together. What a program has taken and not asked beyond is extended at a third of its
+way others gather, and go together; no more than a batch may wait for that. What a program has taken and not asked beyond is extended at a third of its
 visibility, for as long as the loop lasts, so work may take longer than a lease.
 
 The end: in `async with`, leaving the block without an error says that the last message is done too, and with an error
@@ -49,7 +49,9 @@ class Leases:
         self._wanted = wanted
         self._held: dict[tuple[int, int], str] = {}
         self._done: list[str] = []
+        self._deleting = 0
         self._has_done = asyncio.Event()
+        self._has_deleted = asyncio.Event()
         self._keeping: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -58,6 +60,9 @@ class Leases:
     async def take(self) -> list[Message]:
         """At least one."""
         loop = asyncio.get_running_loop()
+        while len(self._done) + self._deleting > self._wanted.max:
+            self._has_deleted.clear()
+            await self._has_deleted.wait()
         while True:
             asked_s = loop.time()
             messages = await take(self._requests, self._wanted)
@@ -97,13 +102,15 @@ class Leases:
             await self._has_done.wait()
             self._has_done.clear()
             receipts, self._done = self._done, []
+            self._deleting = len(receipts)
             try:
-                await self._settle("delete", receipts)
+                with contextlib.suppress(TidegateError):  # they are delivered again: nothing is lost
+                    await self._settle("delete", receipts)
             except asyncio.CancelledError:
                 self._done = receipts + self._done  # the end deletes them, the second time for nothing
                 raise
-            except TidegateError:
-                continue  # it is delivered again: nothing was lost
+            self._deleting = 0
+            self._has_deleted.set()
 
     async def _extend_held(self) -> None:
         visibility_s = max(VISIBILITY_S_MIN, self._wanted.visibility_s)
