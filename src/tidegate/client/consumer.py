@@ -1,8 +1,8 @@
 """Consuming: loops over messages or batches that keep their leases alive, delete what is done and give back the rest.
 
 Asking for the next message says that the last one is done. It is deleted in the background: while one delete is under
-way others gather, and go together; no more than a batch may wait for that. What a program has taken and not asked beyond is extended at a third of its
-visibility, for as long as the loop lasts, so work may take longer than a lease.
+way others gather, and go together; no more than a batch may wait for that. What a program has and has not asked beyond
+is extended at a third of its visibility, for as long as the loop lasts, so work may take longer than a lease.
 
 The end: in `async with`, leaving the block without an error says that the last message is done too, and with an error
 it is released, to be delivered again. A bare `async for` cannot tell one from the other: the last message of one left
