@@ -152,6 +152,9 @@ class TestAQueue:
                 assert await queue.delete_below(0, 51) == 50
                 (level,) = await queue.levels()
                 assert (level.first, level.next, level.messages) == (51, 151, 100)
+                assert await queue.delete_below(0, level.next) == 100
+                assert await queue.delete_below(0, level.next) == 0
+                await wait_for(queue, messages=0, bytes=0)
 
         run(scenario(), timeout_s=20)
 
