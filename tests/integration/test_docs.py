@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from broker_process import BrokerProcess, clean_environment
 
+from tidegate.queues.definition import FIELDS, HELP
+
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
@@ -26,7 +28,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-ENDLESS = re.compile(r"tidegate (serve|sub(?!.*--count))\b")
+ENDLESS = re.compile(r"tidegate (serve|sub(?!.*--(?:count|forget)))\b")
 # Run by whoever runs this test, or too long to run inside it; each is checked to exist.
 MAKE_TARGETS_NOT_RUN = {"test", "test-unit", "soak", "check", "setup", "bench"}
 COMMAND_S = 110
@@ -152,6 +154,13 @@ def test_the_configurations_of_a_page_are_valid(page: Path, tmp_path: Path) -> N
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_settings_of_queues_are_documented_as_they_are() -> None:
+    page = (ROOT / "docs" / "queues.md").read_text()
+    for name, field in FIELDS.items():
+        default = "none" if field.default is None else field.default
+        assert f"| `{name}` | {default} | {HELP[name]} |" in page
 
 
 def test_every_code_of_the_source_is_documented() -> None:
