@@ -203,10 +203,10 @@ def _add_sub(commands: Any) -> None:
 
 def _sub(options: argparse.Namespace) -> int:
     if options.filter is None and options.name is None:
-        raise ConfigError("C416", "neither a filter nor a name", "tidegate sub 'NO2>200', or --name of a durable one")
+        raise ConfigError("C417", "neither a filter nor a name", "tidegate sub 'NO2>200', or --name of a durable one")
     if options.forget:
         if options.name is None or options.filter is not None:
-            raise ConfigError("C416", "--forget goes with --name alone", "tidegate sub --name NAME --forget")
+            raise ConfigError("C417", "--forget goes with --name alone", "tidegate sub --name NAME --forget")
         return asyncio.run(_forget(options))
     parsed = Filter.parse(options.filter) if options.filter is not None else None
     try:

@@ -171,7 +171,7 @@ def _add_take(actions: Any) -> None:
 
 def _take(options: argparse.Namespace) -> int:
     if options.keep and options.follow:
-        raise ConfigError("C416", "--keep with --follow prints the same again and again", "leave one of them out")
+        raise ConfigError("C417", "--keep with --follow prints the same again and again", "leave one of them out")
     return _run(options, lambda broker: _print_messages(options, broker.queue(options.name)))
 
 
@@ -281,5 +281,5 @@ def _parse_line(number: int, line: bytes) -> Any:
 def _parse_header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise ConfigError("C416", f"{text!r} is no header", "write NAME=VALUE, such as kind=alert")
+        raise ConfigError("C417", f"{text!r} is no header", "write NAME=VALUE, such as kind=alert")
     return name, value

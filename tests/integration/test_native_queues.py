@@ -362,7 +362,7 @@ class TestMany:
         for n in range(11_000, 11_003):
             frame = client.wait_for(Kind.FAILED)
             error: ErrorBody = decode_body(frame.body, ErrorBody)
-            assert (frame.sequence, error.code) == (n, "L608")
+            assert (frame.sequence, error.code) == (n, "L610")
             assert error.retry_after_s
 
 

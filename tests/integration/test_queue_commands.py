@@ -142,9 +142,9 @@ class TestQueue:
             (["create", "q", "--physical-queues", "many"], "Q903"),
             (["create", "q", "--filter", "NO2>"], "F102"),
             (["put", "q", "1", "--device", "d"], "Q905"),
-            (["put", "q", "1", "--header", "k"], "C416"),
+            (["put", "q", "1", "--header", "k"], "C417"),
             (["put", "q", "-"], "P314"),
-            (["take", "q", "--keep", "--follow"], "C416"),
+            (["take", "q", "--keep", "--follow"], "C417"),
             (["take", "q", "--max", "0"], "Q90"),
         ],
     )
@@ -229,4 +229,4 @@ class TestSubByName:
     def test_says_what_goes_together(self, broker: BrokerProcess, arguments: list[str]) -> None:
         done = sub(broker, *arguments)
         assert done.code == 2
-        assert "C416" in done.err
+        assert "C417" in done.err

@@ -29,7 +29,7 @@ class Message(msgspec.Struct, array_like=True, gc=False):
                 self._body = msgspec.msgpack.decode(self.record.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise QueueError(
-                    "Q910", f"the body of message {self.queue}/{self.sequence} is malformed: {error}", "look at its raw"
+                    "Q912", f"the body of message {self.queue}/{self.sequence} is malformed: {error}", "look at its raw"
                 ) from error
         return self._body
 

@@ -6,7 +6,7 @@ delivered.
 
 What may go wrong: the peer does not read. Then no more messages are leased for it: its dequeues are held until the
 transport can take more, and what one brings that was parked before is given back when too much is unsent. The peer
-enqueues faster than the disk takes it: beyond a window its connection is not read. It asks without end: L608.
+enqueues faster than the disk takes it: beyond a window its connection is not read. It asks without end: L610.
 
 The queue of a named subscription has one reader, which wants order: what is leased to it and not settled when its
 connection goes is given back at once, so that it comes first when the reader is back.
@@ -122,7 +122,7 @@ class QueueRequests:
             )
         if len(self._open) >= REQUESTS_MAX:
             raise Overloaded(
-                "L608", f"{REQUESTS_MAX} requests of this connection are open", "wait for answers, or cancel some"
+                "L610", f"{REQUESTS_MAX} requests of this connection are open", "wait for answers, or cancel some"
             )
 
     def _work(self, kind: int, number: int, body: memoryview) -> Coroutine[Any, Any, None]:
