@@ -58,7 +58,18 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for add in (_add_serve, _add_pub, _add_sub, add_queue, _add_why, _add_top, _add_replay, _add_demo, _add_config):
+    for add in (
+        _add_serve,
+        _add_pub,
+        _add_sub,
+        add_queue,
+        _add_why,
+        _add_top,
+        _add_replay,
+        _add_evaluate,
+        _add_demo,
+        _add_config,
+    ):
         add(commands)
     return parser
 
@@ -298,6 +309,38 @@ def _top(options: argparse.Namespace) -> int:
     if options.interval < 0.1:
         raise ConfigError("C413", f"--interval is {options.interval}", "look at most ten times a second")
     return asyncio.run(watch(connect_to(options, "top"), options.interval, options.count))
+
+
+# evaluate
+
+
+def _add_evaluate(commands: Any) -> None:
+    parser = commands.add_parser("evaluate", help="Make the papers' experiments again, and go beyond them.")
+    experiments = parser.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
+    queues = add_command(
+        experiments,
+        "queues",
+        _evaluate_queues,
+        "Compare the ways to dequeue, simulated and on a real broker over LMDB and Redis. Writes report.md, Parquet and "
+        "pictures.",
+        "tidegate evaluate queues --short --out results    # some minutes; without --short half an hour",
+    )
+    queues.add_argument("--short", action="store_true", help="fewer seeds, shorter runs: trust the directions")
+    queues.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
+
+
+def _evaluate_queues(options: argparse.Namespace) -> int:
+    try:
+        from tidegate.evaluation.queues import evaluate_queues
+    except ImportError as error:
+        raise ConfigError(
+            "C412",
+            f"the evaluation needs {error.name}, which is not installed",
+            "pip install 'tidegate[server,redis,evaluation]'",
+        ) from error
+    command = f"tidegate evaluate queues{' --short' * options.short} --out {options.out}"
+    print(evaluate_queues(options.out, is_short=options.short, command=command))
+    return 0
 
 
 # demo, config

@@ -340,7 +340,19 @@ class TestDemo:
         assert_refused(tidegate("demo", "--minutes", "0"), "C413")
 
 
-COMMANDS = ["serve", "pub", "sub", "why", "top", "replay", "demo", "config", "config check"]
+COMMANDS = [
+    "serve",
+    "pub",
+    "sub",
+    "why",
+    "top",
+    "replay",
+    "evaluate",
+    "evaluate queues",
+    "demo",
+    "config",
+    "config check",
+]
 EXAMPLES = {
     "": "tidegate sub 'NO2>200;station^=2807'",
     "pub": "tidegate pub NO2=212",

@@ -620,7 +620,7 @@ class TestADurableSubscription:
 
                 async def read() -> None:
                     async for delivery in subscription:
-                        seen.append(delivery.notification["n"])
+                        seen.append(delivery.notification["n"])  # noqa: PERF401 - others look at it meanwhile
 
                 publishing = tasks.create_task(publish())
                 reading = tasks.create_task(read())

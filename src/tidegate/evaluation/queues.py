@@ -1,14 +1,10 @@
 """The evaluation of the message queue: composes its chapters into one report.
 
-    python -m tidegate.evaluation.queues OUT [--short]
-
 A chapter is a function of the directory and of whether the run is a short one; it runs what it reports on.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,16 +39,3 @@ def evaluate_queues(out: Path, *, is_short: bool, command: str, chapters: Sequen
         f"Machine: {describe_machine(PACKAGES)}; {datetime.now(UTC):%Y-%m-%d}",
     ]
     return write_report(out, "Evaluation of the message queue", about, written)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Evaluates the message queue and writes a report.")
-    parser.add_argument("out", type=Path, help="directory of the report, its pictures and its data sets")
-    parser.add_argument("--short", action="store_true", help="fewer seeds, shorter runs: under a minute")
-    options = parser.parse_args(arguments)
-    command = f"python -m tidegate.evaluation.queues {options.out}" + (" --short" if options.short else "")
-    print(evaluate_queues(options.out, is_short=options.short, command=command), file=sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
