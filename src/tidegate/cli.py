@@ -321,7 +321,7 @@ def _add_evaluate(commands: Any) -> None:
         experiments,
         "queues",
         _evaluate_queues,
-        "Compare the ways to dequeue, simulated and on a real broker over LMDB and Redis: report.md, Parquet, pictures.",
+        "Compare the ways to dequeue, simulated and on a real broker, over LMDB and Redis: report, Parquet, pictures.",
         "tidegate evaluate queues --short --out results    # some minutes; without --short half an hour",
     )
     queues.add_argument("--short", action="store_true", help="fewer seeds, shorter runs: trust the directions")
