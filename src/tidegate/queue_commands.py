@@ -43,7 +43,7 @@ def _add_create(actions: Any) -> None:
         actions,
         "create",
         _create,
-        "Make a queue, or change the settings of one.",
+        "Make a queue, or give one other settings; what is not said is as by default.",
         "tidegate queue create work\n"
         "tidegate queue create alerts --filter 'NO2>200' --policy drop-oldest --messages-max 100000",
     )

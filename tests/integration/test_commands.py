@@ -353,11 +353,15 @@ COMMANDS = [
     "config",
     "config check",
 ]
+COMMANDS += ["queue", *(f"queue {each}" for each in ("create", "list", "put", "take", "stats", "redrive", "drop"))]
 EXAMPLES = {
     "": "tidegate sub 'NO2>200;station^=2807'",
     "pub": "tidegate pub NO2=212",
     "sub": "tidegate sub '*'",
     "why": "tidegate why 'NO2>200'",
+    "queue": "tidegate queue take alerts",
+    "queue put": "tidegate queue put work 42",
+    "queue take": "tidegate queue take work --follow",
 }
 
 
@@ -370,7 +374,9 @@ def test_help_teaches(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["dance"], ["pub"], ["sub"], ["config"], ["serve", "--colour", "red"]], ids=str
+    "arguments",
+    [[], ["dance"], ["pub"], ["queue"], ["queue", "take"], ["config"], ["serve", "--colour", "red"]],
+    ids=str,
 )
 def test_a_wrong_command_line_is_an_error(arguments: list[str]) -> None:
     done = tidegate(*arguments)
