@@ -116,6 +116,7 @@ class Broker:
                 "exit_points": configuration.exit_points,
             },
             "load": {layer: asdict(statistics) for layer, statistics in self._statistics().items()},
+            "queues": self._queues.activity(),
         }
 
     def _statistics(self) -> dict[str, Any]:

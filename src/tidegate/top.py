@@ -10,6 +10,7 @@ from tidegate.client import Connection
 from tidegate.terminal import is_for_people, print_json
 
 CLEAR: Final = "\x1b[2J\x1b[H"
+QUEUES_SHOWN: Final = 20
 # (shown as, statistic) of the Connection Point that are rates, and that are levels.
 RATES: Final = (
     ("accepted", "accepted"),
@@ -69,6 +70,11 @@ def table(status: dict[str, Any], rates: dict[str, float]) -> str:
     lines += [f"{shown:<22}{rates[name]:>14,.0f}{point[name]:>16,}" for shown, name in RATES]
     lines.append("")
     lines += [f"{shown:<22}{point[name]:>14,}" for shown, name in LEVELS]
+    if status["queues"]:
+        lines += ["", f"{'queue':<30}{'parked':>10}{'hits':>12}{'misses':>12}{'delivered':>14}"]
+    for name, queue in sorted(status["queues"].items())[:QUEUES_SHOWN]:
+        counts = (queue["parked"], queue["hits"], queue["misses"], queue["delivered"])
+        lines.append(f"{name:<30}{counts[0]:>10,}{counts[1]:>12,}{counts[2]:>12,}{counts[3]:>14,}")
     return "\n".join(lines) + "\n"
 
 

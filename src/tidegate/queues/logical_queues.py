@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -197,6 +197,14 @@ class LogicalQueues:
             queue.costs,
             queue.rates,
         )
+
+    def activity(self) -> dict[str, dict[str, int]]:
+        """What the dequeue controllers of queues that were asked for messages have done, without asking the store."""
+        return {
+            name: asdict(queue.dequeue_controller.counts) | {"parked": queue.dequeue_controller.parked}
+            for name, queue in self._queues.items()
+            if queue.dequeue_controller.counts.requests
+        }
 
     # Inside.
 
