@@ -76,7 +76,8 @@ class EnqueueController:
 
 
 def _entry(message: NewMessage, index: int, now_s: float) -> Entry:
-    _check(message, index)
+    if not _is_surely_within_bounds(message):
+        _check(message, index)
     sealed = seal(Record(message.group, now_s, message.body, message.device, message.sequence, message.headers))
     # A device that does not count its messages names none of them: its second must not pass for its first.
     is_named = message.device and message.sequence
@@ -85,6 +86,17 @@ def _entry(message: NewMessage, index: int, now_s: float) -> Entry:
 
 def identity(device: str, sequence: int) -> bytes:
     return blake2b(f"{sequence}:{device}".encode(), digest_size=16).digest()
+
+
+def _is_surely_within_bounds(message: NewMessage) -> bool:
+    """Nearly all messages are within all bounds; which bound another exceeds is found out more slowly."""
+    return (
+        0 < len(memoryview(message.body)) <= MESSAGE_BYTES_MAX
+        and len(message.group) <= TEXT_CHARACTERS_MAX
+        and len(message.device) <= TEXT_CHARACTERS_MAX
+        and 0 <= message.sequence < _SEQUENCE_MAX
+        and not message.headers
+    )
 
 
 def _check(message: NewMessage, index: int) -> None:

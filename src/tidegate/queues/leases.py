@@ -11,15 +11,17 @@ a sequence is in at most one of held, again and behind; what is in none of them 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
+
+import msgspec
 
 NEVER: Final = float("inf")
 DEADLINES_KEPT: Final = 1024
 
 
-@dataclass(slots=True)
-class _Lease:
+class _Lease(msgspec.Struct, gc=False):
     delivery: int
     deadline_s: float
     is_owned: bool = True
@@ -106,11 +108,21 @@ class Leases:
         """Its delivery number."""
         assert sequence not in self._held, sequence
         delivery = self.deliveries[sequence] = self.next_delivery(sequence)
-        self._hold(sequence, _Lease(delivery, deadline_s))
+        self._held[sequence] = _Lease(delivery, deadline_s)
+        self._remember_deadline(sequence, deadline_s)
         if group:
             self._groups[sequence] = group
             self._held_of_group[group] = self._held_of_group.get(group, 0) + 1
         return delivery
+
+    def grant_first(self, sequences: Sequence[int], deadline_s: float) -> None:
+        """The first delivery of messages without groups: `grant` for all of them at once."""
+        assert self._held.keys().isdisjoint(sequences)
+        self.deliveries.update(dict.fromkeys(sequences, 1))
+        self._held.update({sequence: _Lease(1, deadline_s) for sequence in sequences})
+        for sequence in sequences:
+            heapq.heappush(self._deadlines, (deadline_s, sequence))
+        self._tidy_deadlines()
 
     def is_held(self, sequence: int, delivery: int) -> bool:
         """Whether a receipt is good."""
@@ -153,13 +165,12 @@ class Leases:
         for gone in sorted(known_sequence for known_sequence in known if known_sequence < sequence):
             self.forget(gone)
 
-    def _hold(self, sequence: int, lease: _Lease) -> None:
-        self._held[sequence] = lease
-        self._remember_deadline(sequence, lease.deadline_s)
-
     def _remember_deadline(self, sequence: int, deadline_s: float) -> None:
-        """Most leases end long before their deadlines, which are left in the heap: it is made anew now and then."""
         heapq.heappush(self._deadlines, (deadline_s, sequence))
+        self._tidy_deadlines()
+
+    def _tidy_deadlines(self) -> None:
+        """Most leases end long before their deadlines, which are left in the heap: it is made anew now and then."""
         if len(self._deadlines) > 2 * len(self._held) + DEADLINES_KEPT:
             self._deadlines = [(lease.deadline_s, sequence) for sequence, lease in self._held.items()]
             heapq.heapify(self._deadlines)

@@ -34,9 +34,14 @@ def unseal(sealed: bytes) -> bytes | None:
     return body if len(sealed) > _BODY and _CHECKSUM.unpack_from(sealed)[0] == crc32(body) else None
 
 
+def has_group(sealed: bytes) -> bool:
+    """Perhaps: `group_of` knows."""
+    return not sealed.startswith(_NO_GROUP, _BODY)
+
+
 def group_of(sealed: bytes) -> str:
     """The group of a sealed record; none for a corrupt one, whose reader will notice."""
-    if sealed[_BODY : _BODY + 2] == _NO_GROUP:
+    if not has_group(sealed):
         return ""
     try:
         return _decode(sealed[_BODY:]).group

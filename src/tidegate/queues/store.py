@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
+import msgspec
+
 from tidegate.errors import NoSuchQueue, Overloaded, QueueError, Unavailable
 from tidegate.queues.definition import Definition, Durability
 
@@ -37,7 +39,7 @@ class Entry(NamedTuple):
     identity: bytes = b""
 
 
-class Grant(NamedTuple):
+class Grant(msgspec.Struct, gc=False):
     """One leased message."""
 
     sequence: int
@@ -148,7 +150,7 @@ class Store(Protocol):
         """Does not wait. Somebody waits for messages, or nobody does."""
 
 
-class Receipt(NamedTuple):
+class Receipt(msgspec.Struct, gc=False):
     """Which message, and which of its deliveries; `epoch` is of the store's start where leases end with the process."""
 
     physical: int

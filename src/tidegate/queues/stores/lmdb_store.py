@@ -572,10 +572,8 @@ class LmdbStore:
         def write(transaction: lmdb.Transaction) -> None:
             for number, sequences in gone.items():
                 at = state.physical[number]
-                freed[number] = sum(
-                    databases.remove(transaction, at.key(sequence), was_redelivered=was_redelivered)
-                    for sequence, was_redelivered in sequences
-                )
+                entries = [(at.key(sequence), was_redelivered) for sequence, was_redelivered in sequences]
+                freed[number] = databases.remove_all(transaction, entries)
                 databases.add_to_counters(transaction, at.prefix, -len(sequences), -freed[number], 0, at.cursor)
 
         for number, sequences in gone.items():
@@ -646,10 +644,13 @@ class LmdbStore:
         """The receipts that are not stale, with their queues; each is looked at when its turn comes. All are parsed
         first: one that is malformed must not end a step that is half done."""
         now_s = self._loop.time()
+        expired: PhysicalQueue | None = None
         for receipt in [Receipt.parse(text) for text in receipts]:
             if receipt.epoch == self._epoch and 0 <= receipt.physical < len(state.physical):
                 at = state.physical[receipt.physical]
-                at.leases.expire(now_s)
+                if at is not expired:
+                    at.leases.expire(now_s)
+                    expired = at
                 if at.leases.is_held(receipt.sequence, receipt.delivery):
                     yield at, receipt
 

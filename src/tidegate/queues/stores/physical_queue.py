@@ -15,9 +15,9 @@ import lmdb
 
 from tidegate.queues.definition import QueueSettings
 from tidegate.queues.leases import Leases
-from tidegate.queues.records import group_of
+from tidegate.queues.records import group_of, has_group
 from tidegate.queues.store import is_alone
-from tidegate.queues.stores.layout import KEY, PREFIX, Counters, key_of, value_of
+from tidegate.queues.stores.layout import KEY, PREFIX, Counters, sequence_of
 
 # Messages behind a held group that are stepped over and remembered, before a lease stops looking further.
 BEHIND_MAX = 10_000
@@ -77,12 +77,14 @@ class PhysicalQueue:
                 self.leases.forget(sequence)
             else:
                 yield sequence, sealed, True
+        # Keys sort by queue first, so that what lies below the end is of this queue.
+        end = self.key(self.committed_below)
         is_there = cursor.set_range(self.key(self.cursor))
         while is_there:
-            queue, number, sequence = KEY.unpack(key_of(cursor))
-            if (queue, number) != (self.queue, self.number) or sequence >= self.committed_below:
+            key, sealed = cast("tuple[bytes, bytes]", cursor.item())
+            if key >= end:
                 return
-            yield sequence, value_of(cursor), False
+            yield sequence_of(key), sealed, False
             is_there = cursor.next()
 
 
@@ -105,9 +107,23 @@ class Selection:
     def take(self, cursor: lmdb.Cursor) -> None:
         """Chooses and grants messages by the rules of `queues.store`."""
         self.messages_max = min(self.messages_max, self.settings.leased_max - self.queue.leases.held)
-        for sequence, sealed, is_again in self.queue.candidates(cursor):
-            if not self._consider(sequence, sealed, is_again):
-                break
+        queue, leases = self.queue, self.queue.leases
+        plain: list[int] = []
+        try:
+            for sequence, sealed, is_again in queue.candidates(cursor):
+                # Nearly all messages are new and of no group: nothing is to be considered but whether there is room.
+                if is_again or has_group(sealed) or leases.next_delivery(sequence) > 1:
+                    if not self._consider(sequence, sealed, is_again):
+                        break
+                elif self._is_full(len(sealed)):
+                    break
+                else:
+                    queue.cursor = sequence + 1
+                    self._size_bytes += len(sealed)
+                    self.granted.append((sequence, 1, sealed))
+                    plain.append(sequence)
+        finally:
+            leases.grant_first(plain, self.deadline_s)
         for sequence in self._deferred:
             self.queue.leases.defer(sequence)
 
@@ -118,8 +134,10 @@ class Selection:
         if group and leases.is_group_held(group) and group not in self._groups:
             return self._set_behind(sequence, group, is_again)
         delivery = leases.next_delivery(sequence)
-        is_dead = 0 < self.settings.max_deliveries < delivery
-        must_be_alone = is_alone(delivery, self.settings.max_deliveries)
+        is_dead = must_be_alone = False
+        if delivery > 1:
+            is_dead = 0 < self.settings.max_deliveries < delivery
+            must_be_alone = is_alone(delivery, self.settings.max_deliveries)
         if not is_dead and (self._is_full(len(sealed)) or (must_be_alone and self.granted)):
             if is_again:
                 self._deferred.append(sequence)
@@ -131,7 +149,8 @@ class Selection:
             self.dead.append((sequence, delivery - 1, sealed))
             return True
         leases.grant(sequence, group, self.deadline_s)
-        self._groups.add(group)
+        if group:
+            self._groups.add(group)
         self._size_bytes += len(sealed)
         self.granted.append((sequence, delivery, sealed))
         return not must_be_alone
