@@ -37,8 +37,9 @@ check: setup  ## formatting, lint, types, layering
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: setup  ## benchmarks, with Mosquitto and NATS beside us
-	scripts/ensure-packages mosquitto:mosquitto nats-server:nats-server
+bench: setup  ## benchmarks, with Mosquitto, NATS, Redis and RabbitMQ beside us
+	scripts/ensure-packages mosquitto:mosquitto nats-server:nats-server \
+		redis-server:redis-server rabbitmq-server:rabbitmq-server
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	$(BIN)/python benchmarks/run.py
 

@@ -37,12 +37,16 @@ class Broker:
 @contextmanager
 def tidegate_broker(*flags: str) -> Iterator[Broker]:
     """`tidegate serve` with its default bounds, on free ports, with a data directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as data, broker_on(data, *flags) as broker:
+        yield broker
+
+
+@contextmanager
+def broker_on(data: str, *flags: str) -> Iterator[Broker]:
+    """The same on a data directory that stays."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     command = [sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0"]
-    with (
-        tempfile.TemporaryDirectory(prefix="tidegate-bench-") as data,
-        Server([*command, "--data", data, "--log-level", "warning", *flags], clean) as server,
-    ):
+    with Server([*command, "--data", data, "--log-level", "warning", *flags], clean) as server:
         ready = json.loads(server.read_line())["ready"]
         yield Broker(server.pid, ready["native"], ready["http"])
 

@@ -47,6 +47,13 @@ def resident_bytes(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Resident memory that is the process's own: without files that it has mapped, which the system may take back."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
+    return 1024 * int(kilobytes)
+
+
 def free_port() -> int:
     """A port of loopback that was free a moment ago."""
     with socket.socket() as probe:
