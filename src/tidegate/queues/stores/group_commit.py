@@ -72,20 +72,29 @@ class GroupCommit:
             self._is_urgent = True
             self._has_work.notify()
 
-    async def commit(self, write: Write) -> None:
-        """Returns when the write is committed."""
+    async def commit(self, write: Write, size_bytes: int = 0) -> None:
+        """Returns when the write is committed, even to a caller who was cancelled meanwhile: what is known in memory
+        must agree with the disk, so the caller does what follows from the commit first."""
         future: asyncio.Future[None] = self._loop.create_future()
 
         def done(error: TidegateError | None) -> None:
-            if future.done():
-                return
             if error is None:
                 future.set_result(None)
             else:
                 future.set_exception(error)
 
-        self.submit(write, done)
-        await future
+        self.submit(write, done, size_bytes)
+        cancelled: asyncio.CancelledError | None = None
+        while not future.done():
+            try:
+                await asyncio.shield(future)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            except TidegateError:
+                break
+        if cancelled is not None:
+            _cancel_again(cancelled)
+        future.result()
 
     def submit_lazily(self, write: Write) -> None:
         """It goes with the next group that somebody waits for; a crash before that loses it."""
@@ -155,3 +164,11 @@ def _ignore(_error: TidegateError | None) -> None:
 def _tell(waiting: list[Done], error: TidegateError | None) -> None:
     for done in waiting:
         done(error)
+
+
+def _cancel_again(cancelled: asyncio.CancelledError) -> None:
+    """Puts off a cancellation to the next wait; counted once, and with the message by which its owner knows it."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+    task.cancel(*cancelled.args)

@@ -102,6 +102,30 @@ class Databases:
                 transaction.delete(key, db=self.deliveries)
         return size_bytes
 
+    def write_identities(
+        self, transaction: lmdb.Transaction, key: bytes, identities: bytes, prefix: bytes, below: bytes
+    ) -> None:
+        """Keeps what a commit brings, and drops what is too old to matter."""
+        cursor = transaction.cursor(db=self.identities)
+        is_there = cursor.set_range(prefix)
+        while is_there and key_of(cursor) < below:
+            is_there = delete_here(cursor)
+        cursor.put(key, identities)
+
+    def read_identities(self, transaction: lmdb.Transaction, prefix: bytes, since_s: float) -> dict[bytes, float]:
+        """Those that came since then, oldest first, and when they came."""
+        found: dict[bytes, float] = {}
+        cursor = transaction.cursor(db=self.identities)
+        is_there = cursor.set_range(prefix)
+        while is_there and key_of(cursor).startswith(prefix):
+            came_s = IDENTITY_KEY.unpack(key_of(cursor))[2] / 1000
+            digests = value_of(cursor)
+            if came_s >= since_s:
+                for start in range(0, len(digests), IDENTITY_BYTES):
+                    found[digests[start : start + IDENTITY_BYTES]] = came_s
+            is_there = cursor.next()
+        return found
+
     def clear(self, transaction: lmdb.Transaction, prefix: bytes, entries_max: int) -> bool:
         """Removes what there is of a physical queue, some entries at a time; false when more is left."""
         left = entries_max
