@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import sys
-import tempfile
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from typing import Any, Final
 
+from tidegate.broker_process import broker_process
 from tidegate.client import Connection, Subscription, connect
 from tidegate.devices import STATIONS, readings
-from tidegate.errors import Unavailable
 from tidegate.filters import Filter
 
 ALERT: Final = Filter.parse("NO2>200;kind==traffic")
@@ -28,7 +24,6 @@ EVERYTHING: Final = Filter.parse("*")
 START: Final = datetime(2026, 1, 12, tzinfo=UTC)
 STEP: Final = timedelta(hours=1)
 STEPS_PER_S: Final = 6
-STARTUP_S: Final = 120.0
 
 
 @dataclass
@@ -47,13 +42,13 @@ async def run_demo(seed: int, seconds: float, *, is_quiet: bool) -> int:
     """0 when the counts agree, 1 when they do not."""
     counts = Counts()
     async with (
-        broker_process() as address,
-        connect(address, name="demo") as broker,
+        broker_process() as process,
+        connect(process.address, name="demo") as broker,
         broker.subscribe(ALERT) as alerts,
         broker.subscribe(EVERYTHING) as everything,
         asyncio.TaskGroup() as tasks,
     ):
-        print(f"broker at {address}; {len(STATIONS)} stations, seed {seed}; alerts where {ALERT}", flush=True)
+        print(f"broker at {process.address}; {len(STATIONS)} stations, seed {seed}; alerts where {ALERT}", flush=True)
         tasks.create_task(_print_alerts(alerts, counts, is_quiet=is_quiet))
         tasks.create_task(_count(everything, counts))
         await _publish(broker, seed, seconds, counts)
@@ -61,28 +56,6 @@ async def run_demo(seed: int, seconds: float, *, is_quiet: bool) -> int:
         alerts.close()
         everything.close()
     return _conclude(counts)
-
-
-@contextlib.asynccontextmanager
-async def broker_process() -> AsyncIterator[str]:
-    """Runs `tidegate serve` on free ports; gives its native address, and ends it tidily."""
-    data = tempfile.TemporaryDirectory(prefix="tidegate-demo-")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning",
-        "--data", data.name, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(STARTUP_S):
-            line = await process.stdout.readline()
-        if not line:
-            raise Unavailable("U701", "the broker did not start", "see its message above")
-        yield json.loads(line)["ready"]["native"]
-    finally:
-        if process.returncode is None:
-            process.terminate()
-        await process.wait()
-        data.cleanup()
 
 
 async def _publish(broker: Connection, seed: int, seconds: float, counts: Counts) -> None:

@@ -107,6 +107,19 @@ class Settled(msgspec.Struct):
     stale: int
 
 
+class Level(msgspec.Struct, frozen=True):
+    """How full a physical queue is. `waiting` can be leased now; `oldest_at` is when the oldest message came, or None;
+    sequences from `first` to below `next` are, or were, in it."""
+
+    messages: int
+    bytes: int
+    waiting: int
+    leased: int
+    oldest_at: float | None
+    first: int
+    next: int
+
+
 class QueueCall(msgspec.Struct, omit_defaults=True):
     """Everything about queues that is not in the hot path: `action` with its arguments."""
 

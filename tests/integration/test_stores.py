@@ -27,9 +27,10 @@ from store_worlds import (
 )
 
 from tidegate.errors import NoSuchQueue, Overloaded, QueueError
+from tidegate.messages import Level
 from tidegate.queues.dead_letters import DELIVERIES, QUEUE, REASON, SEQUENCE
 from tidegate.queues.definition import Definition, QueueSettings, parse_settings
-from tidegate.queues.store import Level, Store
+from tidegate.queues.store import Store
 
 
 @pytest.fixture(scope="module")

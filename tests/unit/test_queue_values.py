@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import msgspec
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tidegate.errors import ConflictingQueue, FilterError, QueueError
 from tidegate.messages import NewMessage, Record
-from tidegate.queues.costs import Costs
+from tidegate.queues.costs import Costs, Timed
 from tidegate.queues.dead_letters import DELIVERIES, REASON, from_dead_letter, to_dead_letter
 from tidegate.queues.definition import FIELDS, HELP, Definition, QueueSettings, check_change, check_name, parse_settings
 from tidegate.queues.enqueue_controller import identity
@@ -149,6 +150,46 @@ def test_unit_costs_are_found_again_from_what_was_measured() -> None:
     assert (units.miss_s, units.enqueue_s, units.monitor_s) == pytest.approx((0.003, 0.00005, 0.001))
     predicted = units.predict(enqueued=4000, hits=200, messages=4000, misses=50, monitored=20)
     assert predicted == pytest.approx(4000 * 0.00005 + 200 * 0.002 + 4000 * 0.0001 + 50 * 0.003 + 20 * 0.001)
+
+
+@pytest.mark.parametrize("outcome", ["done", ValueError("failed"), asyncio.CancelledError()], ids=repr)
+def test_only_work_is_timed_and_whatever_happens_is_passed_on(
+    outcome: str | BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock here moves when somebody works, or when everybody waits."""
+    now_s = [0.0]
+    monkeypatch.setattr("tidegate.queues.costs.time.perf_counter", lambda: now_s[0])
+
+    async def work(waits_for: asyncio.Future[str]) -> str:
+        now_s[0] += 1.0
+        try:
+            return await waits_for
+        finally:
+            now_s[0] += 2.0
+
+    async def scenario() -> None:
+        waits_for: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        timed = Timed(work(waits_for))
+
+        async def wait() -> str:
+            return await timed
+
+        task = asyncio.get_running_loop().create_task(wait())
+        await asyncio.sleep(0)
+        now_s[0] += 100.0
+        if isinstance(outcome, str):
+            waits_for.set_result(outcome)
+            assert await task == outcome
+        else:
+            if isinstance(outcome, asyncio.CancelledError):
+                task.cancel()
+            else:
+                waits_for.set_exception(outcome)
+            with pytest.raises(type(outcome)):
+                await task
+        assert timed.seconds == 3.0
+
+    asyncio.run(scenario())
 
 
 def test_costs_of_nothing_are_nothing() -> None:

@@ -23,6 +23,7 @@ from tidegate.messages import (
     MESSAGE_BYTES_MAX,
     Dequeue,
     Enqueued,
+    Level,
     NewMessage,
     Record,
     Settled,
@@ -33,18 +34,6 @@ READ_MESSAGES_MAX: Final = 10_000
 _ENQUEUE_BYTES: Final = HEADER_BYTES + 64
 
 _encode = msgspec.msgpack.Encoder().encode
-
-
-class Level(msgspec.Struct):
-    """How full a physical queue is. Sequences from `first` to below `next` are, or were, in it."""
-
-    messages: int
-    bytes: int
-    waiting: int
-    leased: int
-    oldest_at: float | None
-    first: int
-    next: int
 
 
 class _Kept(msgspec.Struct, array_like=True, gc=False):

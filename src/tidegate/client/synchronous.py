@@ -15,11 +15,11 @@ from tidegate.client.connection import Connection, connect
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import not_open
 from tidegate.client.message import Message
-from tidegate.client.queue import READ_MESSAGES_MAX, Level, Queue
+from tidegate.client.queue import READ_MESSAGES_MAX, Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.errors import Unavailable
 from tidegate.filters import Filter
-from tidegate.messages import Enqueued, Settled
+from tidegate.messages import Enqueued, Level, Settled
 
 T = TypeVar("T")
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidegate.broker_process import broker_process
 from tidegate.evaluation import pictures
-from tidegate.evaluation.processes import broker_process, redis_process
 from tidegate.evaluation.queues_load import Load, Measured, measure
+from tidegate.evaluation.redis_process import redis_process
 from tidegate.evaluation.report import Chapter, Estimate, Progress
 
 

@@ -10,12 +10,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tidegate.errors import ProtocolError
-from tidegate.messages import Kept, QueueCall
+from tidegate.messages import Kept, Level, QueueCall
 from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import DEAD, SUBSCRIPTION, Definition, QueueSettings
 from tidegate.queues.logical_queues import READ_MESSAGES_MAX
 from tidegate.queues.statistics import QueueStatistics
-from tidegate.queues.store import Level
 
 T = TypeVar("T")
 

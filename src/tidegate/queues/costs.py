@@ -4,16 +4,46 @@
 
 E messages enqueued a second, Dh hits a second that bring Ni messages each, Dm misses, M counts of a physical queue
 (only PMS has them). The paper writes E cdh0 for Dh cdh0, as if each hit brought one message. The cost of a hit is a
-straight line over its messages, fitted as they come; old samples fade.
+straight line over its messages, fitted as they come; old samples fade. Costs are what the event loop spends: time in
+which an operation waits for a disk or a network is nobody's work, and what a disk's or a server's own thread does is
+not seen.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Coroutine, Generator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, Generic, TypeVar, cast
+
+T = TypeVar("T")
 
 # The weight of the past after each sample: about the last thousand count.
 _FADE: Final = 0.999
+
+
+class Timed(Generic[T]):
+    """An operation, to be awaited once; `seconds` counts the time in which the event loop works on it."""
+
+    def __init__(self, operation: Coroutine[Any, Any, T]) -> None:
+        self.seconds = 0.0
+        self._operation = operation
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        resume: Callable[[Any], Any] = self._operation.send
+        given: Any = None
+        while True:
+            began_s = time.perf_counter()
+            try:
+                waits_for = resume(given)
+            except StopIteration as end:
+                return cast(T, end.value)
+            finally:
+                self.seconds += time.perf_counter() - began_s
+            try:
+                resume, given = self._operation.send, (yield waits_for)
+            except BaseException as error:
+                resume, given = self._operation.throw, error
 
 
 @dataclass(slots=True)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,7 +21,7 @@ import msgspec
 from tidegate.errors import QueueError, TidegateError
 from tidegate.messages import REPLY_BYTES_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, Dequeue, Leased
 from tidegate.queues.conventional import Conventional
-from tidegate.queues.costs import Costs
+from tidegate.queues.costs import Costs, Timed
 from tidegate.queues.definition import Definition
 from tidegate.queues.method import DequeueMethod, Reply, Request, Try
 from tidegate.queues.pms import PeriodicalMonitoring
@@ -150,9 +149,8 @@ class DequeueController:
         """Adds what a physical queue gives: how many, and how many are left there. None when the reply is complete
         because of a message that must be alone in it."""
         request.tries += 1
-        began_s = time.perf_counter()
-        granted = await self._store.lease(self.definition.name, physical, request.wants, REPLY_BYTES_MAX, visibility_s)
-        took_s = time.perf_counter() - began_s
+        leasing = Timed(self._store.lease(self.definition.name, physical, request.wants, REPLY_BYTES_MAX, visibility_s))
+        granted = await leasing
         is_single = len(granted.grants) == 1 and is_alone(
             granted.grants[0].delivery, self.definition.settings.max_deliveries
         )
@@ -167,7 +165,7 @@ class DequeueController:
             else:
                 got += 1
                 found.append(Leased(grant.receipt, grant.delivery, physical, grant.sequence, msgspec.Raw(body)))
-        self._count(got, took_s)
+        self._count(got, leasing.seconds)
         request.got += got
         return None if is_single and got else (got, granted.waiting)
 
@@ -234,12 +232,12 @@ class DequeueController:
                 log.warning("queue %s cannot be looked at: %s", self.definition.name, error)
 
     async def _look_once(self) -> None:
-        began_s = time.perf_counter()
-        levels = await self._store.levels(self.definition.name)
+        looking = Timed(self._store.levels(self.definition.name))
+        levels = await looking
         counts = [level.waiting for level in levels]
         if self._method.monitor_period_s is not None:
             self.counts.monitored += len(levels)
-            self._costs.monitored(len(levels), time.perf_counter() - began_s)
+            self._costs.monitored(len(levels), looking.seconds)
             self._method.on_counts(counts, self._loop.time())
         else:
             for physical, waiting in enumerate(counts):

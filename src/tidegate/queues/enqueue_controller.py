@@ -9,6 +9,7 @@ Acknowledged is what the store has made as durable as the queue demands; a queue
 
 from __future__ import annotations
 
+import functools
 import random
 import time
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from tidegate.messages import (
     NewMessage,
     Record,
 )
-from tidegate.queues.costs import Costs
+from tidegate.queues.costs import Costs, Timed
 from tidegate.queues.definition import Definition
 from tidegate.queues.method import RoundRobin
 from tidegate.queues.records import seal
@@ -62,16 +63,16 @@ class EnqueueController:
         for index, message in enumerate(messages):
             entry = _entry(message, index, now_s)
             batches.setdefault(self._route(message, turn), []).append(entry)
-        began_s = time.perf_counter()
-        duplicates = await self._store.enqueue(self.definition.name, batches, make_room=make_room)
-        self._costs.enqueued(len(messages), time.perf_counter() - began_s)
+        storing = Timed(self._store.enqueue(self.definition.name, batches, make_room=make_room))
+        duplicates = await storing
+        self._costs.enqueued(len(messages), storing.seconds)
         return Enqueued(len(messages), duplicates, durability)
 
     def _route(self, message: NewMessage, turn: int) -> int:
         if message.group:
             return crc32(message.group.encode()) % self.definition.settings.physical_queues
         if message.device:
-            return (crc32(message.device.encode()) + message.sequence) % self.definition.settings.physical_queues
+            return (_digest(message.device)[0] + message.sequence) % self.definition.settings.physical_queues
         return turn
 
 
@@ -85,7 +86,12 @@ def _entry(message: NewMessage, index: int, now_s: float) -> Entry:
 
 
 def identity(device: str, sequence: int) -> bytes:
-    return blake2b(f"{sequence}:{device}".encode(), digest_size=16).digest()
+    return _digest(device) + sequence.to_bytes(8, "big")
+
+
+@functools.lru_cache(maxsize=65_536)
+def _digest(device: str) -> bytes:
+    return blake2b(device.encode(), digest_size=8).digest()
 
 
 def _is_surely_within_bounds(message: NewMessage) -> bool:

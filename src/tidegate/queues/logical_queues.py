@@ -21,6 +21,7 @@ from tidegate.messages import (
     Enqueued,
     Kept,
     Leased,
+    Level,
     NewMessage,
     Settle,
     Settled,
@@ -39,7 +40,7 @@ from tidegate.queues.dequeue_controller import DequeueController
 from tidegate.queues.enqueue_controller import EnqueueController
 from tidegate.queues.records import unseal
 from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
-from tidegate.queues.store import Level, Store, no_such_queue
+from tidegate.queues.store import Store, no_such_queue
 
 READ_MESSAGES_MAX: Final = 10_000
 # Read from the store at once, so that a reply's worth of large messages is not read in vain.

@@ -10,10 +10,13 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
+import msgspec
+
+from tidegate.messages import Level
 from tidegate.queues.costs import Costs
 from tidegate.queues.definition import Definition
 from tidegate.queues.dequeue_controller import DequeueController
-from tidegate.queues.store import Level, StoreCounts
+from tidegate.queues.store import StoreCounts
 
 RATE_PERIOD_S: Final = 1.0
 
@@ -103,7 +106,7 @@ def make_statistics(
         name=definition.name,
         method=definition.settings.method,
         durability=definition.settings.durability or "",
-        physical=[asdict(level) for level in levels],
+        physical=[msgspec.structs.asdict(level) for level in levels],
         messages=sum(level.messages for level in levels),
         bytes=sum(level.bytes for level in levels),
         waiting=sum(level.waiting for level in levels),

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from tidegate.errors import NoSuchQueue, Overloaded, QueueError, Unavailable
+from tidegate.messages import Level
 from tidegate.queues.definition import Definition, Durability
 
 # Deliveries of a batch that failed before each of its messages is tried alone.
@@ -53,20 +54,6 @@ class Granted(NamedTuple):
 
     grants: list[Grant]
     waiting: int
-
-
-@dataclass(frozen=True)
-class Level:
-    """How full a physical queue is. `waiting` can be leased now; `oldest_at` is when the oldest message came, or None;
-    sequences from `first` to below `next` are, or were, in it."""
-
-    messages: int
-    bytes: int
-    waiting: int
-    leased: int
-    oldest_at: float | None
-    first: int
-    next: int
 
 
 @dataclass

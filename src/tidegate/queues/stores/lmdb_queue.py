@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 import lmdb
 
 from tidegate.errors import TidegateError
+from tidegate.messages import Level
 from tidegate.queues.dead_letters import from_dead_letter, to_dead_letter
 from tidegate.queues.definition import Definition, QueueSettings
 from tidegate.queues.records import decode_record, unseal
@@ -21,7 +22,6 @@ from tidegate.queues.store import (
     Entry,
     Grant,
     Granted,
-    Level,
     OnReady,
     Receipt,
     StoreCounts,

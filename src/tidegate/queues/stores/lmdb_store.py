@@ -25,8 +25,9 @@ import lmdb
 import msgspec
 
 from tidegate.errors import ConfigError, TidegateError
+from tidegate.messages import Level
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings
-from tidegate.queues.store import Entry, Granted, Level, OnReady, StoreCounts, no_such_queue
+from tidegate.queues.store import Entry, Granted, OnReady, StoreCounts, no_such_queue
 from tidegate.queues.stores.group_commit import MAP_BYTES, GroupCommit
 from tidegate.queues.stores.layout import PREFIX, Databases
 from tidegate.queues.stores.lmdb_queue import LmdbQueue

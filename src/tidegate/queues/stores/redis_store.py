@@ -19,6 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import ConfigError, QueueError, TidegateError, Unavailable
+from tidegate.messages import Level
 from tidegate.queues.dead_letters import to_dead_letter
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings, check_change
 from tidegate.queues.records import decode_record, unseal
@@ -27,7 +28,6 @@ from tidegate.queues.store import (
     Entry,
     Grant,
     Granted,
-    Level,
     OnReady,
     Receipt,
     StoreCounts,

@@ -1,48 +1,18 @@
-"""The processes that an evaluation measures: a broker, and a Redis for it, on free ports, in their own directories."""
+"""A Redis that an evaluation measures, on a free port, in a directory of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Final
 
 from tidegate.errors import Unavailable
 
 STARTUP_S: Final = 120.0
-
-
-@dataclass(frozen=True)
-class RunningBroker:
-    address: str
-    pid: int
-
-
-@contextlib.asynccontextmanager
-async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
-    """`tidegate serve`, ended tidily whatever happens."""
-    with tempfile.TemporaryDirectory(prefix="tidegate-evaluation-") as data:
-        command = ("-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, "--data", data, *flags, stdout=asyncio.subprocess.PIPE
-        )
-        try:
-            assert process.stdout is not None
-            async with asyncio.timeout(STARTUP_S):
-                line = await process.stdout.readline()
-            if not line:
-                raise Unavailable("U701", "the broker did not start", "see its message above")
-            yield RunningBroker(json.loads(line)["ready"]["native"], process.pid)
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
 
 
 @contextlib.asynccontextmanager

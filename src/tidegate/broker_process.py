@@ -1,0 +1,43 @@
+"""A broker in a process of its own, as in real life: for the demo and for evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Final
+
+from tidegate.errors import Unavailable
+
+STARTUP_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class RunningBroker:
+    address: str
+    pid: int
+
+
+@contextlib.asynccontextmanager
+async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
+    """`tidegate serve` on free ports with a data directory of its own, ended tidily whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="tidegate-data-") as data:
+        command = ("-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *command, "--data", data, *flags, stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            assert process.stdout is not None
+            async with asyncio.timeout(STARTUP_S):
+                line = await process.stdout.readline()
+            if not line:
+                raise Unavailable("U701", "the broker did not start", "see its message above")
+            yield RunningBroker(json.loads(line)["ready"]["native"], process.pid)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
