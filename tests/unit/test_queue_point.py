@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from tidegate.filters import Filter
 from tidegate.layers.batch import BatchReader
@@ -164,6 +165,26 @@ def test_a_batch_that_comes_again_after_a_restart_is_kept_once(tmp_path: Path) -
 
     in_a_world(tmp_path, first)
     in_a_world(tmp_path, second)
+
+
+def test_a_mistake_of_ours_on_the_way_into_a_queue_does_not_go_unnoticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(world: World) -> None:
+        async def fail(*_arguments: object, **_options: object) -> None:
+            raise RuntimeError("a mistake")
+
+        await world.queues.define("q", {"filter": "*"})
+        monkeypatch.setattr(world.queues, "enqueue", fail)
+        world.publish({"a": 1})
+        async with asyncio.timeout(10):
+            while not world.failures:
+                await asyncio.sleep(0.001)
+        assert [str(failure) for failure in world.failures] == ["a mistake"]
+        assert world.acknowledged == 0
+        world.failures.clear()
+
+    in_a_world(tmp_path, scenario)
 
 
 def test_a_named_subscription_is_a_queue_of_one_physical_queue(tmp_path: Path) -> None:

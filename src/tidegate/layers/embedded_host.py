@@ -56,7 +56,7 @@ class EmbeddedHost:
 
     def use_feeder(self, queues: LogicalQueues) -> QueueFeeder:
         """From now on what matches a queue's filter is put into it."""
-        feeder = QueueFeeder(FEEDER, queues, self.carry)
+        feeder = QueueFeeder(FEEDER, queues, self.carry, self._on_failure)
         self._slices[FEEDER] = feeder
         return feeder
 

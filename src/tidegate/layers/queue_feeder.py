@@ -33,12 +33,20 @@ class _Line:
 
 
 class QueueFeeder:
-    """`carry` takes the answers to the queue point: (outputs, source)."""
+    """`carry` takes the answers to the queue point: (outputs, source). `on_failure` is told of a mistake of ours, after
+    which the publishers of what it held would wait for ever."""
 
-    def __init__(self, name: str, queues: LogicalQueues, carry: Callable[[Outputs, str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        queues: LogicalQueues,
+        carry: Callable[[Outputs, str], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
         self.name = name
         self._queues = queues
         self._carry = carry
+        self._on_failure = on_failure
         self._lines: dict[str, _Line] = {}
 
     def on_fill(self, source: str, frame: Fill, now_s: float) -> Outputs:
@@ -47,7 +55,7 @@ class QueueFeeder:
             line = self._lines[frame.queue] = _Line()
         line.waiting.append((source, frame))
         if line.task is None:
-            line.task = asyncio.get_running_loop().create_task(self._work(frame.queue, line))
+            line.task = asyncio.get_running_loop().create_task(self._supervise(frame.queue, line))
         return []
 
     async def close(self, deadline_s: float) -> None:
@@ -57,6 +65,12 @@ class QueueFeeder:
             await asyncio.wait(tasks, timeout=max(0.0, deadline_s - asyncio.get_running_loop().time()))
         for task in tasks:
             task.cancel()
+
+    async def _supervise(self, queue: str, line: _Line) -> None:
+        try:
+            await self._work(queue, line)
+        except Exception as error:
+            self._on_failure(error)
 
     async def _work(self, queue: str, line: _Line) -> None:
         while line.waiting:
