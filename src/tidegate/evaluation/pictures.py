@@ -105,6 +105,29 @@ def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
         )
 
 
+def draw_dots(axes: Axes, name: str, look: Look, estimates: Sequence[Estimate], scale: float) -> None:
+    """One row a value, each with its confidence interval; `scale` turns the unit."""
+    axes.errorbar(
+        [estimate.mean * scale for estimate in estimates],
+        range(len(estimates)),
+        xerr=[_drawable(estimate.half_width) * scale for estimate in estimates],
+        color=look.colour,
+        marker=look.marker,
+        markersize=5,
+        linestyle="none",
+        capsize=2.5,
+        elinewidth=1,
+        label=name,
+    )
+
+
+def name_rows(axes: Axes, names: Sequence[str]) -> None:
+    """From the top down."""
+    axes.yaxis.set_major_locator(FixedLocator(range(len(names))))
+    axes.set_yticklabels(names)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
 def _drawable(half_width: float) -> float:
     """One seed alone has no interval."""
     return half_width if half_width == half_width else 0.0

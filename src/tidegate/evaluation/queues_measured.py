@@ -138,26 +138,21 @@ def _table(store: str, runs: Mapping[str, Sequence[Measured]]) -> tuple[list[str
 
 
 def _draw(chapter: Chapter, results: Results) -> None:
-    """What a message costs, against how long its slowest hundredth takes: lower left is better."""
-    figure, panels = pictures.new_figure(2)
-    for panel, store in zip(panels, (LMDB, REDIS), strict=True):
-        panel.set_title(store, fontsize=10)
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.set_xlabel("latency p99 (ms)")
-        panel.set_ylabel("broker's CPU time a message (µs)")
-        for variant in VARIANTS:
-            runs = results[store, BUSY, variant.name]
-            x = _estimate(runs, "latency_p99_s").mean * 1000
-            y = _estimate(runs, "broker_us_a_message").mean
-            is_ours = variant.settings["method"] == "wakeup"
-            look = pictures.GREEN if is_ours else pictures.BLACK
-            panel.plot([x], [y], look.marker, color=look.colour)
-            panel.annotate(
-                variant.name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=look.colour
-            )
-        panel.margins(0.25)
-    chapter.picture("measured", figure, f"Cost and latency of every method on the real broker; {BUSY}")
+    """Methods as rows, what a message costs and how long the slowest hundredth takes as places on them."""
+    figure, (cost, latency) = pictures.new_figure(2, width=5.6, height=4.2)
+    for store, look in ((LMDB, pictures.GREEN), (REDIS, pictures.ORANGE)):
+        for panel, what, scale in ((cost, "broker_us_a_message", 1.0), (latency, "latency_p99_s", 1000.0)):
+            estimates = [_estimate(results[store, BUSY, variant.name], what) for variant in VARIANTS]
+            pictures.draw_dots(panel, store, look, estimates, scale)
+    latency.set_xscale("log")
+    pictures.set_x_ticks(latency, (5, 10, 20, 50, 100, 200, 500, 1000, 2000))
+    cost.set_xlim(left=0)
+    pictures.name_rows(cost, [variant.name for variant in VARIANTS])
+    pictures.name_rows(latency, [""] * len(VARIANTS))
+    pictures.name_axes(cost, BUSY, "CPU time of the broker a message [µs]", "")
+    pictures.name_axes(latency, "", "p99 of latency [ms]", "")
+    cost.legend(frameon=False, fontsize=9)
+    chapter.picture("measured", figure, f"Cost and latency of every method on the real broker; {BUSY}. Left is better.")
 
 
 def _data(results: Results) -> pa.Table:
