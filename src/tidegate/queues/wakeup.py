@@ -39,10 +39,9 @@ class Wakeup:
 
     def on_result(self, request: Request, physical: int, got: int, waiting: int, now_s: float) -> Step:
         self._note(physical, waiting, now_s)
-        ready = self._fullest()
         if request.got:
-            is_done = request.wants <= 0 or request.tries >= TRIES_MAX or ready is None
-            return REPLY if is_done or ready is None else Try(ready)
+            is_done = request.wants <= 0 or request.tries >= TRIES_MAX
+            return REPLY if is_done else self._try_fullest(request) or REPLY
         # Somebody else was faster. It has waited longest, so it stays in front.
         request.tries = 0
         self._promised.pop(id(request), None)
@@ -78,10 +77,12 @@ class Wakeup:
         """Served when enough wait, or some for long enough; otherwise parked until then, at most to its deadline."""
         available = self._unpromised()
         is_due = available >= request.min or now_s >= self._lingers_until_s(request)
-        if available > 0 and is_due and (ready := self._fullest()) is not None:
-            self._parked.pop(id(request), None)
+        if available > 0 and is_due:
             self._promised[id(request)] = min(available, request.wants)
-            return Try(ready)
+            if (step := self._try_fullest(request)) is not None:
+                self._parked.pop(id(request), None)
+                return step
+            del self._promised[id(request)]
         if now_s >= request.deadline_s:
             self._parked.pop(id(request), None)
             return REPLY
@@ -106,9 +107,15 @@ class Wakeup:
             available -= request.wants
         return woken
 
-    def _fullest(self) -> int | None:
-        """The physical queue that has most, in turns among equals; None when none has any."""
+    def _try_fullest(self, request: Request) -> Try | None:
+        """The physical queue that has most, in turns among equals; None when none has any. What the try is about to
+        take is counted as gone: others need not look for it."""
         count = len(self._waiting)
         self._next = (self._next + 1) % count
         fullest = max(range(count), key=lambda i: (self._waiting[i], (i - self._next) % count))
-        return fullest if self._waiting[fullest] else None
+        taken = min(self._waiting[fullest], request.wants)
+        if not taken:
+            return None
+        self._waiting[fullest] -= taken
+        self._promised[id(request)] = max(0, self._promised.get(id(request), 0) - taken)
+        return Try(fullest)

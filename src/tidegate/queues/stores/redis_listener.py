@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 # Those who wait know of messages and have not taken them: they want more, or others are quicker.
 PAUSE_S: Final = 0.003
 RECONNECT_S: Final = 0.5
+# Looks that a lease may spoil before what was seen is told all the same.
+LOOKS_MAX: Final = 4
 
 
 class Listener:
@@ -36,6 +38,11 @@ class Listener:
         self._tell = tell
         self._is_on = False
         self._task: asyncio.Task[None] | None = None
+        self._leases = 0
+
+    def on_lease(self) -> None:
+        """A lease begins or ends here: counts that are under way are old when they come, and a lease brings its own."""
+        self._leases += 1
 
     def turn_on(self) -> None:
         if self._is_on:
@@ -69,6 +76,10 @@ class Listener:
                 await asyncio.sleep(RECONNECT_S)
 
     async def _look(self) -> tuple[int, int, bytes]:
-        waiting, deadline_ms, last, expired = await self._link.run(LOOK, self._keys)
+        for _ in range(LOOKS_MAX):
+            leases = self._leases
+            waiting, deadline_ms, last, expired = await self._link.run(LOOK, self._keys)
+            if leases == self._leases:
+                break
         self._tell(waiting, expired)
         return waiting, deadline_ms, last

@@ -386,7 +386,9 @@ class RedisStore:
         if state.definition.dead:
             keys = [*keys, *_keys(state.definition.dead, physical)]
         limits = (messages_max, bytes_max, _milliseconds(visibility_s), settings.max_deliveries, settings.leased_max)
+        state.listeners[physical].on_lease()
         reply = await self._link.run(LEASE, keys, *limits, SUSPECT_AFTER)
+        state.listeners[physical].on_lease()
         waiting, expired, redelivered, dead = reply[:4]
         state.counts.expired += expired
         state.counts.redelivered += redelivered
