@@ -24,7 +24,6 @@ from tidegate.client.queue import Queue
 QUEUE: Final = "evaluation"
 BODY: Final = "x" * 1000
 TICK_S: Final = 0.01
-WARM_UP_S: Final = 1.0
 # The low bits of a clock id that ask for a process, and for its CPU time as the scheduler counts it.
 _PROCESS_CPU_CLOCK: Final = 2
 
@@ -39,6 +38,14 @@ class Load:
     open_requests_max: int = 30
     request_messages_max: int = 50
     physical_queues: int = 4
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long a run is measured, after it has warmed up."""
+
+    warm_up_s: float
+    measured_s: float
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ async def measure(
     settings: Mapping[str, Any],
     least: int,
     load: Load,
-    seconds: float,
+    times: Times,
     seed: int,
 ) -> Measured:
     """One run on a queue of its own. `pids` has the processes `broker` and, if it is one of its own, `store`."""
@@ -91,24 +98,24 @@ async def measure(
         queue = back_ends.queue(QUEUE)
         await queue.create(physical_queues=load.physical_queues, **settings)
         try:
-            return await _run(devices.queue(QUEUE), queue, pids, least, load, seconds, seed)
+            return await _run(devices.queue(QUEUE), queue, pids, least, load, times, seed)
         finally:
             await queue.drop()
 
 
 async def _run(
-    into: Queue, queue: Queue, pids: Mapping[str, int], least: int, load: Load, seconds: float, seed: int
+    into: Queue, queue: Queue, pids: Mapping[str, int], least: int, load: Load, times: Times, seed: int
 ) -> Measured:
     counts = _Counts()
     random_times = [random.Random(f"{seed} {number}") for number in range(load.back_ends)]  # noqa: S311
-    asking = [asyncio.create_task(_ask(queue, counts, load, least, times)) for times in random_times]
+    asking = [asyncio.create_task(_ask(queue, counts, load, least, rng)) for rng in random_times]
     try:
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_enqueue(into, counts, load, WARM_UP_S + seconds))
-            await asyncio.sleep(WARM_UP_S)
+            tasks.create_task(_enqueue(into, counts, load, times.warm_up_s + times.measured_s))
+            await asyncio.sleep(times.warm_up_s)
             counts.latencies_s.clear()
             before = await _look(queue, counts, pids)
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(times.measured_s)
             after = await _look(queue, counts, pids)
             latencies_s = np.array(counts.latencies_s or [float("nan")])
         await _wait_for_the_rest(counts)

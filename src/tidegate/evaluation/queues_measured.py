@@ -16,19 +16,19 @@ import pyarrow as pa
 
 from tidegate.broker_process import broker_process
 from tidegate.evaluation import pictures
-from tidegate.evaluation.queues_load import Load, Measured, measure
+from tidegate.evaluation.queues_load import Load, Measured, Times, measure
 from tidegate.evaluation.redis_process import redis_process
 from tidegate.evaluation.report import Chapter, Estimate, Progress
 
 
 @dataclass(frozen=True)
 class Extent:
-    seconds: float
+    times: Times
     repetitions: int
 
 
-FULL = Extent(seconds=6.0, repetitions=4)
-SHORT = Extent(seconds=0.7, repetitions=2)
+FULL = Extent(Times(warm_up_s=1.0, measured_s=6.0), repetitions=4)
+SHORT = Extent(Times(warm_up_s=0.5, measured_s=1.0), repetitions=2)
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,8 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
         f"A broker process, {load.physical_queues} physical queues, messages of 1 kB, {load.back_ends} back-ends that "
         f"ask for up to {load.request_messages_max} at the times of a Poisson process, at most "
         f"{load.open_requests_max} requests of each open; devices and back-ends are one other process on the same "
-        f"cores. Methods are interleaved within each of {extent.repetitions} repetitions of {extent.seconds:g} s; "
-        "means with 95 % intervals. CPU time is that of the broker's process, and of Redis where it is the store."
+        f"cores. Methods are interleaved within each of {extent.repetitions} repetitions, each measured for "
+        f"{extent.times.measured_s:g} s; means with 95 % intervals. CPU time is that of the broker's process, and of Redis where it is the store."
     )
     for store in (LMDB, REDIS):
         for name in LOADS:
@@ -106,7 +106,7 @@ async def _measure_store(
     for seed in range(extent.repetitions):
         for name, load in LOADS.items():
             for variant in VARIANTS:
-                run = await measure(address, pids, variant.settings, variant.least, load, extent.seconds, seed)
+                run = await measure(address, pids, variant.settings, variant.least, load, extent.times, seed)
                 results.setdefault((store, name, variant.name), []).append(run)
                 progress.advance(1)
 
