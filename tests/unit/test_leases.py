@@ -52,6 +52,16 @@ class LeasesAgainstAModel(RuleBasedStateMachine):
         else:
             self.grant(sequence, visibility_s)
 
+    @rule(count=st.integers(1, 5), visibility_s=SECONDS)
+    def take_new_messages_at_once(self, count: int, visibility_s: float) -> None:
+        sequences = range(self.next, self.next + count)
+        self.next += count
+        self.leases.grant_first(sequences, self.now_s + visibility_s)
+        for sequence in sequences:
+            self.group[sequence] = ""
+            self.delivered[sequence] = 1
+            self.held[sequence] = (1, self.now_s + visibility_s, True)
+
     @precondition(lambda self: self.again)
     @rule(visibility_s=SECONDS, is_granted=st.booleans())
     def take_one_again(self, visibility_s: float, is_granted: bool) -> None:
