@@ -130,10 +130,8 @@ class DequeueController:
         step = method.on_request(request, self._loop.time())
         while not self._is_closed and not isinstance(step, Reply):
             if isinstance(step, Try):
-                granted = await self._lease(request, step.physical, visibility_s, found)
-                if granted is None:
-                    return
-                step = method.on_result(request, step.physical, *granted, self._loop.time())
+                got, waiting = await self._lease(request, step.physical, visibility_s, found)
+                step = method.on_result(request, step.physical, got, waiting, self._loop.time())
             else:
                 await self._park(request, step.until_s)
                 now_s = self._loop.time()
@@ -145,9 +143,9 @@ class DequeueController:
 
     async def _lease(
         self, request: Request, physical: int, visibility_s: float, found: list[Leased]
-    ) -> tuple[int, int] | None:
-        """Adds what a physical queue gives: how many, and how many are left there. None when the reply is complete
-        because of a message that must be alone in it."""
+    ) -> tuple[int, int]:
+        """Adds what a physical queue gives: how many, and how many are left there. A message that must be alone in its
+        reply completes it, or waits for one of its own."""
         request.tries += 1
         leasing = Timed(self._store.lease(self.definition.name, physical, request.wants, REPLY_BYTES_MAX, visibility_s))
         granted = await leasing
@@ -156,7 +154,8 @@ class DequeueController:
         )
         if is_single and found:
             await self._store.give_back(self.definition.name, [granted.grants[0].receipt])
-            return None
+            request.max = request.got
+            return 0, granted.waiting + 1
         got = 0
         for grant in granted.grants:
             body = unseal(grant.sealed)
@@ -167,7 +166,9 @@ class DequeueController:
                 found.append(Leased(grant.receipt, grant.delivery, physical, grant.sequence, msgspec.Raw(body)))
         self._count(got, leasing.seconds)
         request.got += got
-        return None if is_single and got else (got, granted.waiting)
+        if is_single and got:
+            request.max = request.got
+        return got, granted.waiting
 
     def _count(self, got: int, took_s: float) -> None:
         if got:
