@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ class World:
     def __init__(self, directory: Path, seed: int, method: str) -> None:
         self.rng = random.Random(seed)
         self.queues = LogicalQueues(LmdbStore(directory))
-        self.settings = {
+        self.settings: dict[str, Any] = {
             "method": method,
             "physical_queues": self.rng.randint(1, 4),
             "max_deliveries": self.rng.choice([0, 2, 3, 5]),
@@ -33,7 +34,7 @@ class World:
             "durability": "memory",
             "leased_max": self.rng.choice([5, 1000]),
         }
-        self.asking: set[asyncio.Task[None]] = set()
+        self.asking: list[asyncio.Task[None]] = []
         self.failures: list[BaseException | None] = []
         self.put = 0
         self.deleted = 0
@@ -62,17 +63,17 @@ class World:
             "q", most, self.rng.randint(1, most), self.rng.choice([0.0, 0.02]), self.rng.choice([0.0, 600])
         )
         task = asyncio.create_task(self.consume(wanted))
-        self.asking.add(task)
+        self.asking.append(task)
         task.add_done_callback(self.on_done)
 
     def on_done(self, task: asyncio.Task[None]) -> None:
-        self.asking.discard(task)
+        self.asking.remove(task)
         if not task.cancelled() and task.exception() is not None:
             self.failures.append(task.exception())
 
     async def leave(self) -> None:
         if self.asking:
-            self.rng.choice(sorted(self.asking, key=id)).cancel()
+            self.rng.choice(self.asking).cancel()
 
     async def pause(self) -> None:
         await asyncio.sleep(self.rng.choice([0.0, 0.001, 0.005]))
@@ -87,8 +88,8 @@ class World:
     async def check_nothing_waits(self) -> None:
         """Only others who are about to take them, or a full set of leases, excuse an empty answer."""
         levels = await self.queues.levels("q")
-        if self.settings["method"] == "wakeup" and self.asking == {asyncio.current_task()}:
-            left = [level for level in levels if level.waiting and level.leased < int(self.settings["leased_max"])]
+        if self.settings["method"] == "wakeup" and self.asking == [asyncio.current_task()]:
+            left = [level for level in levels if level.waiting and level.leased < self.settings["leased_max"]]
             assert not left, "messages wait, and somebody was sent away with nothing"
 
     async def settle(self, messages: list[Leased]) -> None:
