@@ -27,7 +27,7 @@ class Extent:
     repetitions: int
 
 
-FULL = Extent(Times(warm_up_s=1.0, measured_s=6.0), repetitions=4)
+FULL = Extent(Times(warm_up_s=1.0, measured_s=5.0), repetitions=3)
 SHORT = Extent(Times(warm_up_s=0.5, measured_s=1.0), repetitions=2)
 
 
