@@ -77,7 +77,8 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
         f"{load.open_requests_max} requests of each open; devices and back-ends are one other process on the same "
         f"cores. Methods are interleaved within each of {extent.repetitions} repetitions, each measured for "
         f"{extent.times.measured_s:g} s; means with 95 % intervals. CPU time is that of the broker's process, and of "
-        "Redis where it is the store."
+        "Redis where it is the store. Read cost and latency together: a method that sleeps for longer costs less, until "
+        "its messages are late."
     )
     for store in (LMDB, REDIS):
         for name in LOADS:
@@ -147,6 +148,7 @@ def _draw(chapter: Chapter, results: Results) -> None:
             pictures.draw_dots(panel, store, look, estimates, scale)
     latency.set_xscale("log")
     pictures.set_x_ticks(latency, (5, 10, 20, 50, 100, 200, 500, 1000, 2000))
+    latency.set_xlim(left=2)
     cost.set_xlim(left=0)
     pictures.name_rows(cost, [variant.name for variant in VARIANTS])
     pictures.name_rows(latency, [""] * len(VARIANTS))
