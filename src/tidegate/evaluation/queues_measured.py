@@ -77,8 +77,8 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
         f"{load.open_requests_max} requests of each open; devices and back-ends are one other process on the same "
         f"cores. Methods are interleaved within each of {extent.repetitions} repetitions, each measured for "
         f"{extent.times.measured_s:g} s; means with 95 % intervals. CPU time is that of the broker's process, and of "
-        "Redis where it is the store. Read cost and latency together: a method that sleeps for longer costs less, until "
-        "its messages are late."
+        "Redis where it is the store. Read cost and latency together: a method that sleeps for longer costs less, "
+        "until its messages are late."
     )
     for store in (LMDB, REDIS):
         for name in LOADS:
