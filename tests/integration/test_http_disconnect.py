@@ -170,6 +170,21 @@ def test_who_leaves_at_once_gets_nothing(broker: BrokerProcess, queue: QueueClie
     assert sorted(taken) == list(range(20))
 
 
+@endings
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_who_has_its_answer_may_close_at_once_and_keeps_its_lease(
+    broker: BrokerProcess, queue: QueueClient, end: str, size: int
+) -> None:
+    """As a command does that makes one request."""
+    for _ in range(15):
+        queue.enqueue(*["x" * min(size, 100_000)] * max(1, size // 100_000))
+        connection = send_dequeue(broker.http_port, queue.name, visibility_s=LONG_S)
+        messages = read_messages(connection)
+        leave(connection, end)
+        queue.statistics()  # the broker has heard of the end by now
+        assert queue.delete(messages) == {"deleted": len(messages), "stale": 0}
+
+
 def test_a_client_that_stays_may_use_its_connection_again(broker: BrokerProcess, queue: QueueClient) -> None:
     queue.enqueue(1)
     with send_dequeue(broker.http_port, queue.name) as connection:

@@ -21,6 +21,8 @@ from tidegate.listeners.json_response import error_response
 
 REQUEST_HEAD_BYTES_MAX: Final = 64 * 1024
 LINGER_S: Final = 1.0
+# An ASGI extension: a function that says whether all that was sent has been handed to the system.
+IS_ALL_SENT: Final = "tidegate.is_all_sent"
 
 
 class TooManyConnections(Overloaded):
@@ -47,11 +49,14 @@ class HttpConnection(HttpToolsProtocol):
         self._is_refused = False
         self._is_surplus = False
         self._head_bytes = 0
+        self._is_all_sent = True
 
     # The transport calls these.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        # Paused means then that something is unsent, and a connection that is lost while it is stays paused.
+        transport.set_write_buffer_limits(high=0)
         self._is_surplus = self._are_too_many()
         self._expect_request()
 
@@ -71,6 +76,14 @@ class HttpConnection(HttpToolsProtocol):
         if self._is_in_head and self._head_bytes > REQUEST_HEAD_BYTES_MAX:
             self._refuse(_head_too_large(self._head_bytes))
 
+    def pause_writing(self) -> None:
+        self._is_all_sent = False
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_all_sent = True
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel_deadline()
         super().connection_lost(exc)
@@ -89,6 +102,7 @@ class HttpConnection(HttpToolsProtocol):
             return
         refusal = self._refusal()
         self.app = self.config.loaded_app if refusal is None else _closing(refusal)
+        self.scope["extensions"] = {IS_ALL_SENT: lambda: self._is_all_sent}  # type: ignore[dict-item]
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

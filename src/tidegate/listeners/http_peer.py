@@ -2,18 +2,23 @@
 
 ASGI tells of a lost connection in `receive`, to whoever waits there; `send` to a client that has left does nothing and
 says nothing. So somebody waits in `receive` while the request is held, and while its answer is on the way.
+
+A client that has its answer may close the connection at once, and many do. So a loss counts only while some of the
+answer has not been handed to the system; what happens to it after that, nobody can tell.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
-from starlette.types import Receive, Send
+from starlette.types import Receive, Scope, Send
+
+from tidegate.listeners.http_connection import IS_ALL_SENT
 
 T = TypeVar("T")
 
@@ -24,7 +29,8 @@ TURNS: Final = 5
 class Peer:
     """Use it in `async with`, after the body of the request was read."""
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._is_all_sent: Callable[[], bool] = scope["extensions"][IS_ALL_SENT]
         self._receive = receive
         self._waiting: asyncio.Task[Any] | None = None
         self._is_gone = False
@@ -56,13 +62,15 @@ class Peer:
             self._waiting = None
 
     async def send(self, response: Response, send: Send) -> bool:
-        """Whether the client was there until its answer had been handed to the network."""
-        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-        await send({"type": "http.response.body", "body": response.body, "more_body": True})
-        # Is sent when there is room in the buffer again, so when a large body has gone out.
-        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        """Whether the client was there until its answer had been handed to the system."""
         await hear_of_losses()
         if self._is_gone:
+            return False
+        await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+        await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        # Waits until all is handed over, or the connection is lost.
+        await send({"type": "http.response.body", "body": b"", "more_body": True})
+        if not self._is_all_sent():
             return False
         await send({"type": "http.response.body", "body": b""})
         return True

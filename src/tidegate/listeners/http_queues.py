@@ -189,7 +189,7 @@ class DequeueResponse(Response):
         self._wanted = wanted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with Peer(receive) as peer:
+        async with Peer(scope, receive) as peer:
             leased = await peer.unless_gone(self._queues.dequeue(self._wanted))
             is_sent = False
             try:
