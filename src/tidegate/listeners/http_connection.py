@@ -55,8 +55,9 @@ class HttpConnection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Paused means then that something is unsent, and a connection that is lost while it is stays paused.
-        transport.set_write_buffer_limits(high=0)
+        # Paused means then that something is unsent, and a connection that is lost while it is stays paused. With a
+        # bound of 0, asyncio's TLS would never resume.
+        transport.set_write_buffer_limits(high=1, low=0)
         self._is_surplus = self._are_too_many()
         self._expect_request()
 
