@@ -36,7 +36,9 @@ _ENQUEUE_BYTES: Final = HEADER_BYTES + 64
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Kept(msgspec.Struct, array_like=True, gc=False):
+class KeptRecord(msgspec.Struct, array_like=True, gc=False):
+    """What a range read gives, decoded but for its body."""
+
     sequence: int
     record: Record
 
@@ -61,6 +63,10 @@ class Queue:
     async def describe(self) -> dict[str, Any]:
         """Its settings."""
         return _map(await self._requests.call("describe", self.name))
+
+    async def identity(self) -> str:
+        """What no other queue has, nor one that is made under this name when this one is dropped."""
+        return msgspec.msgpack.decode(await self._requests.call("identity", self.name), type=str)
 
     async def stats(self) -> dict[str, Any]:
         return _map(await self._requests.call("stats", self.name))
@@ -175,13 +181,24 @@ class Queue:
         receipts; `delete_below` deletes them."""
         messages: list[Message] = []
         while len(messages) < max and start < stop:
-            arguments = {"physical": physical, "from": start, "to": stop, "max": max - len(messages)}
-            kept: list[_Kept] = decode_body(await self._requests.call("read", self.name, arguments), list[_Kept])
+            kept = await self.read_some(physical, start, stop, max - len(messages))
             if not kept:
                 break
             messages += [Message("", 0, physical, each.sequence, each.record) for each in kept]
             start = kept[-1].sequence + 1
         return messages
+
+    async def read_some(
+        self,
+        physical: int,
+        start: int,
+        stop: int,
+        max: int = READ_MESSAGES_MAX,  # noqa: A002
+    ) -> list[KeptRecord]:
+        """As `read`, but only what the broker gives in one reply; none is the end."""
+        arguments = {"physical": physical, "from": start, "to": stop, "max": max}
+        kept: list[KeptRecord] = decode_body(await self._requests.call("read", self.name, arguments), list[KeptRecord])
+        return kept
 
     async def delete_below(self, physical: int, sequence: int) -> int:
         """Deletes what lies below a sequence; how many. Again, it deletes nothing."""

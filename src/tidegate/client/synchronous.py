@@ -34,10 +34,11 @@ class _Abandoned(Exception):
 
 
 class SyncConnection:
-    """Calls may come from any thread; each blocks until its answer is there."""
+    """Calls may come from any thread; each blocks until its answer is there. `call` runs what has no method here on
+    `connection`."""
 
     def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+        self.connection = connection
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closing = asyncio.Event()
         self._is_abandoned = False
@@ -70,13 +71,13 @@ class SyncConnection:
             loop.close()
 
     def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        self.call(self._connection.publish(notifications))
+        self.call(self.connection.publish(notifications))
 
     def publish_soon(self, notification: Mapping[str, Any]) -> None:
-        self.call(self._connection.publish_soon(notification))
+        self.call(self.connection.publish_soon(notification))
 
     def flush(self) -> None:
-        self.call(self._connection.flush())
+        self.call(self.connection.flush())
 
     def subscribe(
         self, subscription_filter: str | Filter | None = None, *, name: str = "", policy: str = ""
@@ -86,30 +87,30 @@ class SyncConnection:
         async def begin() -> Subscription | DurableSubscription:
             options: dict[str, Any] = {key: value for key, value in (("name", name), ("policy", policy)) if value}
             subscription: Subscription | DurableSubscription
-            subscription = self._connection.subscribe(subscription_filter, **options)
+            subscription = self.connection.subscribe(subscription_filter, **options)
             return await subscription.__aenter__()
 
         return SyncSubscription(self, self.call(begin()))
 
     def subscriptions(self) -> list[dict[str, Any]]:
-        return self.call(self._connection.subscriptions())
+        return self.call(self.connection.subscriptions())
 
     def unsubscribe(self, name: str) -> None:
-        self.call(self._connection.unsubscribe(name))
+        self.call(self.connection.unsubscribe(name))
 
     def queue(self, name: str) -> SyncQueue:
-        return SyncQueue(self, self._connection.queue(name))
+        return SyncQueue(self, self.connection.queue(name))
 
     def queues(self) -> list[dict[str, Any]]:
-        return self.call(self._connection.queues())
+        return self.call(self.connection.queues())
 
     def status(self) -> dict[str, Any]:
-        return self.call(self._connection.status())
+        return self.call(self.connection.status())
 
     async def _live(self, is_open: concurrent.futures.Future[None]) -> None:
         """The connection lives in one task, as its task group demands."""
         with contextlib.suppress(_Abandoned):
-            async with self._connection:
+            async with self.connection:
                 is_open.set_result(None)
                 await self._closing.wait()
                 if self._is_abandoned:
@@ -178,6 +179,9 @@ class SyncQueue:
 
     def describe(self) -> dict[str, Any]:
         return self._connection.call(self._queue.describe())
+
+    def identity(self) -> str:
+        return self._connection.call(self._queue.identity())
 
     def stats(self) -> dict[str, Any]:
         return self._connection.call(self._queue.stats())

@@ -56,6 +56,7 @@ class QueueCalls:
         self._actions: Final = {
             "define": self._define,
             "describe": self._describe,
+            "identity": self._identity,
             "list": self._list,
             "drop": self._drop,
             "stats": self._stats,
@@ -81,6 +82,9 @@ class QueueCalls:
 
     async def _describe(self, call: QueueCall) -> QueueSettings:
         return self._queues.definition(call.name).settings
+
+    async def _identity(self, call: QueueCall) -> str:
+        return self._queues.definition(call.name).id
 
     async def _list(self, call: QueueCall) -> list[Definition]:
         """The users' own: neither dead letters nor subscriptions."""

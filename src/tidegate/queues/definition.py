@@ -8,6 +8,7 @@ subscription is one with the prefix `subscription.`. So users' names have no dot
 from __future__ import annotations
 
 import re
+import secrets
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -73,11 +74,16 @@ assert FIELDS.keys() == HELP.keys()
 _FIXED: Final = ("physical_queues", "durability")
 
 
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
 class Definition(msgspec.Struct, frozen=True):
-    """A logical queue as a store keeps it."""
+    """A logical queue as a store keeps it; `id` tells it from one that is made under its name when it is dropped."""
 
     name: str
     settings: QueueSettings
+    id: str = msgspec.field(default_factory=_new_id)
 
     @property
     def dead(self) -> str:
@@ -94,7 +100,7 @@ class Definition(msgspec.Struct, frozen=True):
             bytes_max=self.settings.bytes_max,
             deduplication_s=0.0,
         )
-        return Definition(self.name + DEAD, settings)
+        return Definition(self.name + DEAD, settings, self.id)
 
 
 def check_name(name: str) -> str:

@@ -43,8 +43,6 @@ from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
 from tidegate.queues.store import Store, no_such_queue
 
 READ_MESSAGES_MAX: Final = 10_000
-# Read from the store at once, so that a reply's worth of large messages is not read in vain.
-READ_AT_ONCE: Final = 16
 _SEQUENCE_MAX: Final = 1 << 62
 
 
@@ -150,21 +148,19 @@ class LogicalQueues:
         self._check_physical(name, physical)
         if not 0 <= start <= stop <= _SEQUENCE_MAX:
             raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")
-        kept: list[Kept] = []
-        left, size_bytes = min(messages_max, READ_MESSAGES_MAX), 0
-        while left > 0 and (found := await self._store.read(name, physical, start, stop, min(left, READ_AT_ONCE))):
-            left -= len(found)
-            start = found[-1][0] + 1
+        left = min(messages_max, READ_MESSAGES_MAX)
+        while left > 0 and (found := await self._store.read(name, physical, start, stop, left, REPLY_BYTES_MAX)):
+            kept: list[Kept] = []
             for sequence, sealed in found:
                 body = unseal(sealed)
                 if body is None:
                     await self._store.set_aside(name, physical, sequence)
-                    continue
-                kept.append(Kept(sequence, msgspec.Raw(body)))
-                size_bytes += len(body)
-                if size_bytes >= REPLY_BYTES_MAX:
-                    return kept
-        return kept
+                else:
+                    kept.append(Kept(sequence, msgspec.Raw(body)))
+            if kept:
+                return kept
+            start = found[-1][0] + 1
+        return []
 
     async def delete_below(self, name: str, physical: int, sequence: int) -> int:
         """Deletes what lies below a sequence; again, it deletes nothing."""

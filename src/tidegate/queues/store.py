@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import msgspec
 
 from tidegate.errors import NoSuchQueue, Overloaded, QueueError, Unavailable
-from tidegate.messages import Level
+from tidegate.messages import REPLY_BYTES_MAX, Level
 from tidegate.queues.definition import Definition, Durability
 
 # Deliveries of a batch that failed before each of its messages is tried alone.
@@ -111,9 +111,10 @@ class Store(Protocol):
         """As release without delay, and the delivery does not count."""
 
     async def read(
-        self, queue: str, physical: int, start: int, stop: int, messages_max: int
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = REPLY_BYTES_MAX
     ) -> list[tuple[int, bytes]]:
-        """Messages with sequences from `start` to below `stop`, sealed, leased or not."""
+        """Messages with sequences from `start` to below `stop`, sealed, leased or not; of more than `bytes_max` the
+        first, at least one."""
 
     async def delete_below(self, queue: str, physical: int, sequence: int) -> int: ...
 

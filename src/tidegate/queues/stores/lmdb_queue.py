@@ -142,9 +142,15 @@ class LmdbQueue:
 
         return self._put_back(receipts, give_back)
 
-    def read(self, physical: int, start: int, stop: int, messages_max: int) -> list[tuple[int, bytes]]:
+    def read(self, physical: int, start: int, stop: int, messages_max: int, bytes_max: int) -> list[tuple[int, bytes]]:
         at = self.physical[physical]
-        return list(self._walk(at, start, min(stop, at.committed_below), messages_max))
+        found: list[tuple[int, bytes]] = []
+        for sequence, sealed in self._walk(at, start, min(stop, at.committed_below), messages_max):
+            bytes_max -= len(sealed)
+            if bytes_max < 0 and found:
+                break
+            found.append((sequence, sealed))
+        return found
 
     async def delete_below(self, physical: int, sequence: int) -> int:
         at = self.physical[physical]

@@ -25,7 +25,7 @@ import lmdb
 import msgspec
 
 from tidegate.errors import ConfigError, TidegateError
-from tidegate.messages import Level
+from tidegate.messages import REPLY_BYTES_MAX, Level
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings
 from tidegate.queues.store import Entry, Granted, OnReady, StoreCounts, no_such_queue
 from tidegate.queues.stores.group_commit import MAP_BYTES, GroupCommit
@@ -41,6 +41,7 @@ class _Stored(msgspec.Struct):
 
     number: int
     settings: QueueSettings
+    id: str
 
 
 class LmdbStore:
@@ -79,7 +80,7 @@ class LmdbStore:
                 "restore it, or give another --data",
             ) from error
         for name, stored in kept.items():
-            self._use(Definition(name, stored.settings), stored.number)
+            self._use(Definition(name, stored.settings, stored.id), stored.number)
         self._clear_orphans()
         return [queue.definition for queue in self._queues.values()]
 
@@ -94,16 +95,19 @@ class LmdbStore:
             self._lock.close()
 
     async def define(self, definition: Definition) -> Definition:
+        known = self._queues.get(definition.name)
+        if known is not None:
+            definition = msgspec.structs.replace(definition, id=known.definition.id)
         if definition.settings.durability is None:
             settings = msgspec.structs.replace(definition.settings, durability="fsync")
-            definition = Definition(definition.name, settings)
+            definition = Definition(definition.name, settings, definition.id)
         both = [definition, definition.dead_letters()]
         numbers = {each.name: self._number_of(each.name) for each in both}
         registry = self._environment("fsync")
 
         def write(transaction: lmdb.Transaction) -> None:
             for each in both:
-                stored = msgspec.msgpack.encode(_Stored(numbers[each.name], each.settings))
+                stored = msgspec.msgpack.encode(_Stored(numbers[each.name], each.settings, each.id))
                 transaction.put(each.name.encode(), stored, db=registry.queues)
 
         await registry.commit.commit(write)
@@ -153,9 +157,9 @@ class LmdbStore:
         return self._queue(queue).give_back(receipts)
 
     async def read(
-        self, queue: str, physical: int, start: int, stop: int, messages_max: int
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = REPLY_BYTES_MAX
     ) -> list[tuple[int, bytes]]:
-        return self._queue(queue).read(physical, start, stop, messages_max)
+        return self._queue(queue).read(physical, start, stop, messages_max, bytes_max)
 
     async def delete_below(self, queue: str, physical: int, sequence: int) -> int:
         return await self._queue(queue).delete_below(physical, sequence)

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import ConfigError, QueueError, TidegateError, Unavailable
-from tidegate.messages import Level
+from tidegate.messages import REPLY_BYTES_MAX, Level
 from tidegate.queues.dead_letters import to_dead_letter
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings, check_change
 from tidegate.queues.records import decode_record, unseal
@@ -56,13 +56,14 @@ log = logging.getLogger(__name__)
 QUEUES: Final = "tidegate:queues"
 CHANGES: Final = "tidegate:changes"
 CHANGES_KEPT: Final = 1000
+READ_MESSAGES: Final = 256
 _CURES: Final = {
     "fsync": "set appendonly yes and appendfsync always in redis.conf",
     "os": "set appendonly yes in redis.conf",
 }
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(QueueSettings).decode
+_decode = msgspec.msgpack.Decoder(Definition).decode
 
 
 @dataclass
@@ -130,10 +131,11 @@ class RedisStore:
         while True:
             kept = await self._link.command("HGET", QUEUES, name)
             before = _parse(name, kept) if kept is not None else None
-            chosen = Definition(name, self._with_durability(definition, before))
+            id_ = before.id if before is not None else definition.id
+            chosen = Definition(name, self._with_durability(definition, before), id_)
             if before is not None:
                 check_change(before, chosen.settings)
-            if await self._link.run(DEFINE, [QUEUES], name, kept or b"", _encode(chosen.settings)):
+            if await self._link.run(DEFINE, [QUEUES], name, kept or b"", _encode(chosen)):
                 break
         await self._tell_of_change(name)
         self._use(chosen)
@@ -209,14 +211,26 @@ class RedisStore:
         return await self._settle(queue, "return", receipts, 0.0)
 
     async def read(
-        self, queue: str, physical: int, start: int, stop: int, messages_max: int
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = REPLY_BYTES_MAX
     ) -> list[tuple[int, bytes]]:
+        """In pages: how large messages are is seen when they are there."""
         state = self._queue(queue)
-        if messages_max < 1 or stop <= max(1, start):
-            return []
         stream = state.keys[physical][0]
-        found = await self._link.command("XRANGE", stream, f"{start}-0", f"({stop}-0", "COUNT", messages_max)
-        return [(int(id_.split(b"-")[0]), self._record(queue, fields)) for id_, fields in found]
+        found: list[tuple[int, bytes]] = []
+        while messages_max > 0 and bytes_max > 0 and stop > max(1, start):
+            count = min(messages_max, READ_MESSAGES)
+            page = await self._link.command("XRANGE", stream, f"{start}-0", f"({stop}-0", "COUNT", count)
+            for id_, fields in page:
+                sealed = self._record(queue, fields)
+                bytes_max -= len(sealed)
+                if bytes_max < 0 and found:
+                    return found
+                found.append((int(id_.split(b"-")[0]), sealed))
+            if len(page) < count:
+                break
+            messages_max -= count
+            start = found[-1][0] + 1
+        return found
 
     async def delete_below(self, queue: str, physical: int, sequence: int) -> int:
         """In steps; one that fails leaves the later messages where they were."""
@@ -351,7 +365,7 @@ class RedisStore:
             return
         for name, queue in list(self._queues.items()):
             if not name.endswith(DEAD):
-                await self._link.command("HSETNX", QUEUES, name, _encode(queue.settings))
+                await self._link.command("HSETNX", QUEUES, name, _encode(queue.definition))
 
     async def _next_change(self, changed: Callable[[str, Definition | None], Awaitable[None]]) -> None:
         found = await self._link.read_blocked(CHANGES, self._last_change, BLOCK_MS)
@@ -450,7 +464,7 @@ def _milliseconds(seconds: float) -> int:
 
 def _parse(name: str, kept: bytes) -> Definition:
     try:
-        return Definition(name, _decode(kept))
+        return _decode(kept)
     except msgspec.DecodeError as error:
         raise ConfigError(
             "C415", f"the settings of queue {name!r} in Redis cannot be read: {error}", "update this broker, or drop it"

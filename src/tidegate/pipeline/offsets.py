@@ -1,0 +1,65 @@
+"""Offsets: how far a streaming query has read a queue, as Spark keeps them in a checkpoint, in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import msgspec
+
+from tidegate.errors import ConfigError
+from tidegate.messages import Level
+
+
+@dataclass(frozen=True)
+class Offset:
+    """The next sequence to read of each physical queue; `id` tells a queue from another that later has its name."""
+
+    queue: str
+    id: str
+    sequences: list[int]
+
+    @classmethod
+    def from_dict(cls, logged: Mapping[str, Any]) -> Offset:
+        try:
+            return msgspec.convert(dict(logged), cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError("C421", f"the checkpoint has the offset {dict(logged)!r:.200}: {error}", _CURE) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def check(self, queue: str, id_: str, levels: Sequence[Level]) -> None:
+        """Raises when this offset cannot be of that queue."""
+        if self.queue != queue:
+            raise ConfigError("C421", f"the checkpoint is of queue {self.queue!r}, not of {queue!r}", _CURE)
+        if self.id != id_:
+            raise ConfigError("C421", f"queue {queue!r} was dropped and made anew since the checkpoint", _CURE)
+        if len(self.sequences) != len(levels) or any(
+            sequence > level.next for sequence, level in zip(self.sequences, levels, strict=False)
+        ):
+            raise ConfigError(
+                "C421",
+                f"the checkpoint is ahead of queue {queue!r}: {self.sequences}, and it has "
+                f"{[level.next for level in levels]}; was an older copy of its data restored?",
+                _CURE,
+            )
+
+
+_CURE = "give this query a checkpoint of its own"
+
+
+def allot(starts: Sequence[int], ends: Sequence[int], rows_max: int) -> list[int]:
+    """Ends that are at most `rows_max` rows ahead of the starts together: each queue gets its share of what waits, so
+    that all of them are done with at the same time."""
+    waiting = [max(0, end - start) for start, end in zip(starts, ends, strict=True)]
+    total = sum(waiting)
+    if total <= rows_max:
+        return list(ends)
+    shares = [rows_max * each // total for each in waiting]
+    # What the divisions leave over goes to the first queues that have more.
+    for index, each in enumerate(waiting):
+        extra = min(each - shares[index], rows_max - sum(shares))
+        shares[index] += extra
+    return [start + share for start, share in zip(starts, shares, strict=True)]

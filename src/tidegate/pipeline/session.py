@@ -1,0 +1,72 @@
+"""The Spark session: the only place that builds one, so that every job, test and benchmark runs on the same settings.
+
+    spark = spark_session()                                   all cores of this machine
+    spark = spark_session("spark://head:7077")                a cluster of one's own
+
+What is set here and why: the Java of `pipeline.java`; silence (log4j2.properties); times in UTC; on one machine the
+loopback address, tasks that are tried again, and a checkpoint file manager that does not fork a shell for every file.
+Everything can be set otherwise by keyword, dots written as two underscores: `spark__sql__shuffle__partitions=8`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from tidegate.pipeline.java import java_home, needed_options
+from tidegate.pipeline.source import TidegateSource
+
+# A task that has failed is tried again up to four times, as on a cluster; plain local[*] gives up at once.
+DEFAULT_MASTER: Final = "local[*,4]"
+LOOPBACK: Final = "127.0.0.1"
+_FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def spark_session(
+    master: str | None = None, *, name: str = "tidegate", ui: bool = False, **configuration: str
+) -> SparkSession:
+    """The session of this process, with the data source `tidegate`. `master` is anything that Spark takes; `ui` serves
+    Spark's own pages and says where."""
+    chosen = master or DEFAULT_MASTER
+    os.environ["JAVA_HOME"] = str(java_home())
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = _settings(chosen, name, ui) | {key.replace("__", "."): value for key, value in configuration.items()}
+    builder = SparkSession.builder.master(chosen).appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.dataSource.register(TidegateSource)
+    return spark
+
+
+def is_local(master: str) -> bool:
+    """Whether the executors are threads of the driver."""
+    return master.startswith("local[") or master == "local"
+
+
+def _settings(master: str, name: str, ui: bool) -> dict[str, str]:
+    log = resources.files("tidegate.pipeline") / "log4j2.properties"
+    java_options = needed_options(java_home())
+    settings = {
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log} {java_options}".strip(),
+        "spark.executor.extraJavaOptions": java_options,
+        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.streaming.stateStore.providerClass": (
+            "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+        ),
+    }
+    if is_local(master):
+        settings |= {
+            "spark.driver.host": LOOPBACK,
+            "spark.driver.bindAddress": LOOPBACK,
+            "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+            "spark.sql.shuffle.partitions": str(max(2, os.cpu_count() or 2)),
+        }
+    return settings

@@ -1,0 +1,189 @@
+"""Source: a logical queue as a table and as a stream of Spark. One partition a physical queue, offsets are sequences.
+
+    spark.readStream.format("tidegate").option("queue", "air").load()
+
+A streaming query reads ranges, which can be read again, and deletes what lies below the last finished batch:
+
+    latestOffset(start) ─► [Spark logs the offsets] ─► commit(end of the batch before) ─► partitions ─► read ─► sink
+         └ deletes below start                            └ deletes below it
+
+Spark calls `commit` for a batch when the next one has data, so the last batch of an idle or finished query would stay
+in the queue for ever; hence `latestOffset` deletes too: its `start` is the end of the last batch that is done. After a
+crash Spark asks for exactly the logged range again, before it asks for a latest offset.
+
+What may go wrong here: the broker is away (tried again, then an error), somebody else takes messages of the queue or
+it drops them (failOnDataLoss), the checkpoint is of another queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tidegate.client import Connection
+from tidegate.errors import QueueError
+from tidegate.messages import Level
+from tidegate.pipeline.broker_link import ask
+from tidegate.pipeline.columns import Columns, check_schema, full_schema
+from tidegate.pipeline.offsets import Offset, allot
+from tidegate.pipeline.options import SourceOptions, parse_source_options
+
+
+class TidegateSource(DataSource):
+    """`format("tidegate")`. Made anew for every use, on the driver."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tidegate"
+
+    def schema(self) -> str:
+        return full_schema(parse_source_options(self.options).schema)
+
+    def reader(self, schema: StructType) -> QueueReader:
+        return QueueReader(parse_source_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> QueueStreamReader:  # noqa: N802
+        return QueueStreamReader(parse_source_options(self.options), schema)
+
+
+@dataclass
+class Range(InputPartition):
+    """Messages of a physical queue, from `start` to below `stop`."""
+
+    physical: int
+    start: int
+    stop: int
+
+
+class QueueReader(DataSourceReader):
+    """What is in the queue now, as a table. Nothing is deleted."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[Range]:
+        levels = _look(self._options)[1]
+        return [Range(number, level.first, level.next) for number, level in enumerate(levels)]
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        # Consumers may go on meanwhile: what they delete is not there.
+        return read_range(self._options, self._schema, partition, is_loss_fatal=False)
+
+
+class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Lives on the driver, in a Python process of its own; `read` runs on executors, with a copy."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        check_schema(schema)
+        self._options = options
+        self._schema = schema
+        self._target: Offset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        id_, levels = _look(self._options)
+        return Offset(self._options.queue, id_, [level.first for level in levels]).to_dict()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows = self._options.rows_per_trigger
+        return ReadMaxRows(rows) if rows else ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        id_, levels = _look(self._options)
+        begin = self._parse(start, id_, levels)
+        self._delete_below(begin, levels)
+        ends = [level.next for level in levels]
+        if self._target is not None:
+            ends = [min(end, target) for end, target in zip(ends, self._target.sequences, strict=True)]
+        if isinstance(limit, ReadMaxRows):
+            ends = allot(begin.sequences, ends, limit.max_rows)
+        ends = [max(end, first) for end, first in zip(ends, begin.sequences, strict=True)]
+        return Offset(self._options.queue, id_, ends).to_dict()
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        id_, levels = _look(self._options)
+        return Offset(self._options.queue, id_, [level.next for level in levels]).to_dict()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        id_, levels = _look(self._options)
+        self._target = Offset(self._options.queue, id_, [level.next for level in levels])
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
+        id_, levels = _look(self._options)
+        begins, ends = self._parse(start, id_, levels), self._parse(end, id_, levels)
+        return [
+            Range(number, begin, stop)
+            for number, (begin, stop) in enumerate(zip(begins.sequences, ends.sequences, strict=True))
+            if stop > begin
+        ]
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
+        return read_range(self._options, self._schema, partition, is_loss_fatal=self._options.is_loss_fatal)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        id_, levels = _look(self._options)
+        self._delete_below(self._parse(end, id_, levels), levels)
+
+    def _parse(self, logged: Mapping[str, Any], id_: str, levels: list[Level]) -> Offset:
+        offset = Offset.from_dict(logged)
+        offset.check(self._options.queue, id_, levels)
+        return offset
+
+    def _delete_below(self, offset: Offset, levels: list[Level]) -> None:
+        if not self._options.deletes:
+            return
+        due = [
+            (number, below)
+            for number, (below, level) in enumerate(zip(offset.sequences, levels, strict=True))
+            if level.first < below
+        ]
+
+        async def delete(broker: Connection) -> None:
+            for number, below in due:
+                await broker.queue(self._options.queue).delete_below(number, below)
+
+        if due:
+            ask(self._options.broker, delete)
+
+
+def read_range(
+    options: SourceOptions, schema: StructType, place: Range, *, is_loss_fatal: bool
+) -> Iterator[pa.RecordBatch]:
+    """Runs on an executor. Batches as large as the broker's replies."""
+    columns = Columns(schema, is_strict=options.mode == "failfast")
+    start, found = place.start, 0
+    while start < place.stop:
+        begin = start
+        kept = ask(
+            options.broker, lambda broker: broker.queue(options.queue).read_some(place.physical, begin, place.stop)
+        )
+        if not kept:
+            break
+        found += len(kept)
+        start = kept[-1].sequence + 1
+        yield columns.batch(place.physical, kept)
+    missing = place.stop - place.start - found
+    if missing and is_loss_fatal:
+        raise QueueError(
+            "Q914",
+            f"{missing} of the messages {place.start} to {place.stop - 1} of physical queue {place.physical} of "
+            f"{options.queue!r} are gone, unread",
+            "let nobody else take from this queue, or read on with failOnDataLoss = false",
+        )
+
+
+def _look(options: SourceOptions) -> tuple[str, list[Level]]:
+    """The queue's identity, which a queue of the same name that is made later does not have, and its levels."""
+
+    async def look(broker: Connection) -> tuple[str, list[Level]]:
+        queue = broker.queue(options.queue)
+        return await queue.identity(), await queue.levels()
+
+    return ask(options.broker, look)
