@@ -34,7 +34,7 @@ def spark_session(
     chosen = master or DEFAULT_MASTER
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = _settings(chosen, name, ui) | {key.replace("__", "."): value for key, value in configuration.items()}
+    settings = _settings(chosen, is_shown=ui) | {key.replace("__", "."): value for key, value in configuration.items()}
     builder = SparkSession.builder.master(chosen).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -48,13 +48,13 @@ def is_local(master: str) -> bool:
     return master.startswith("local[") or master == "local"
 
 
-def _settings(master: str, name: str, ui: bool) -> dict[str, str]:
+def _settings(master: str, *, is_shown: bool) -> dict[str, str]:
     log = resources.files("tidegate.pipeline") / "log4j2.properties"
     java_options = needed_options(java_home())
     settings = {
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={log} {java_options}".strip(),
         "spark.executor.extraJavaOptions": java_options,
-        "spark.ui.enabled": str(ui).lower(),
+        "spark.ui.enabled": str(is_shown).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

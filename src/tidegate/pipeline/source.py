@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tidegate.client import Connection
+from tidegate.client.queue import KeptRecord
 from tidegate.errors import QueueError
 from tidegate.messages import Level
 from tidegate.pipeline.broker_link import ask
@@ -160,10 +161,7 @@ def read_range(
     columns = Columns(schema, is_strict=options.mode == "failfast")
     start, found = place.start, 0
     while start < place.stop:
-        begin = start
-        kept = ask(
-            options.broker, lambda broker: broker.queue(options.queue).read_some(place.physical, begin, place.stop)
-        )
+        kept = _read_some(options, place.physical, start, place.stop)
         if not kept:
             break
         found += len(kept)
@@ -177,6 +175,10 @@ def read_range(
             f"{options.queue!r} are gone, unread",
             "let nobody else take from this queue, or read on with failOnDataLoss = false",
         )
+
+
+def _read_some(options: SourceOptions, physical: int, start: int, stop: int) -> list[KeptRecord]:
+    return ask(options.broker, lambda broker: broker.queue(options.queue).read_some(physical, start, stop))
 
 
 def _look(options: SourceOptions) -> tuple[str, list[Level]]:

@@ -1,0 +1,107 @@
+"""Waiting for streaming queries: a progress line for people, a tidy end, and failures as errors that one can act on.
+
+Spark wraps what fails in an executor into a long text with the traceback of Python in it; the error of ours that is in
+there is what the user must see.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql.streaming import StreamingQuery
+
+from tidegate import errors
+from tidegate.errors import TidegateError, Unavailable
+
+LOOK_EVERY_S: Final = 0.5
+_OURS: Final = re.compile(r"(?:^|\s)(\w+) ([A-Z]\d{3}): ([^\n]*); ([^\n;]*)")
+
+
+def follow(
+    queries: Sequence[StreamingQuery],
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+    show: Callable[[str], None] | None = None,
+) -> None:
+    """Returns when all queries have ended, or when `is_over` says so: then they are stopped, in the order given, as
+    they are on Ctrl-C. Raises the failure of the first that fails, with the others stopped."""
+    tell = show if show is not None else _show_line if sys.stderr.isatty() else None
+    try:
+        while any(query.isActive for query in queries) and not is_over():
+            for query in queries:
+                if (failure := query.exception()) is not None:
+                    raise failure
+            if tell is not None:
+                tell(progress_line(queries))
+            time.sleep(LOOK_EVERY_S)
+        for query in queries:
+            if (failure := query.exception()) is not None:
+                raise failure
+    except PySparkException as failure:
+        raise to_error(failure) from failure
+    finally:
+        if tell is _show_line:
+            print(file=sys.stderr)
+        for query in queries:
+            if query.isActive:
+                query.stop()
+
+
+def progress_line(queries: Sequence[StreamingQuery]) -> str:
+    """`readings: batch 12, 40,211 rows/s, 3,000 behind, 412 ms a batch` for each query."""
+    return " | ".join(_describe(query) for query in queries)
+
+
+def lag(progress: Any) -> int:
+    """Rows that wait in the queues of a query, as of its last batch."""
+    behind = 0
+    for source in progress.sources:
+        latest, end = _sequences(source.latestOffset), _sequences(source.endOffset)
+        behind += sum(max(0, newest - done) for newest, done in zip(latest, end, strict=False))
+    return behind
+
+
+def to_error(failure: Exception) -> TidegateError:
+    """The error of ours that a failure of Spark carries, or one that tells what Spark says."""
+    text = str(failure)
+    found = _OURS.findall(text)
+    for name, code, message, remedy in reversed(found):
+        shape = getattr(errors, name, None)
+        if isinstance(shape, type) and issubclass(shape, TidegateError):
+            return shape(code, message, remedy)
+    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(failure).__name__)
+    return Unavailable("U711", f"Spark has failed: {reason}", "see its messages above; start again, nothing is lost")
+
+
+def _describe(query: StreamingQuery) -> str:
+    progress: Any = query.lastProgress
+    name = query.name or "query"
+    if progress is None:
+        return f"{name}: starting"
+    rate = progress.processedRowsPerSecond or 0.0
+    duration = progress.durationMs.get("triggerExecution", 0)
+    return f"{name}: batch {progress.batchId}, {rate:,.0f} rows/s, {lag(progress):,} behind, {duration:,} ms a batch"
+
+
+def _sequences(offset: str | None) -> list[int]:
+    """Those of our own source; other sources have no lag that we know of."""
+    if not offset:
+        return []
+    try:
+        return msgspec.json.decode(offset, type=_Sequences).sequences
+    except msgspec.DecodeError:
+        return []
+
+
+class _Sequences(msgspec.Struct):
+    sequences: list[int]
+
+
+def _show_line(line: str) -> None:
+    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
