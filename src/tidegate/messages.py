@@ -65,6 +65,15 @@ class Kept(msgspec.Struct, array_like=True, gc=False):
     record: msgspec.Raw
 
 
+class Page(msgspec.Struct):
+    """What a range read gets for machines: the records one behind the other, each as it is stored (its checksum in
+    four bytes, then the Record); where each ends, in 4 bytes, and its sequence, in 8 bytes, both little-endian."""
+
+    sequences: bytes
+    ends: bytes
+    records: bytes
+
+
 class Enqueue(msgspec.Struct):
     queue: str
     messages: list[NewMessage]

@@ -6,7 +6,7 @@ Spark is imported when a job starts: the other commands do without it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,8 @@ def add_pipeline(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="JOB")
-    for add in ():
+    jobs: tuple[Callable[[Any], None], ...] = ()
+    for add in jobs:
         add(actions)
 
 

@@ -25,6 +25,7 @@ from tidegate.messages import (
     Enqueued,
     Level,
     NewMessage,
+    Page,
     Record,
     Settled,
 )
@@ -36,9 +37,7 @@ _ENQUEUE_BYTES: Final = HEADER_BYTES + 64
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class KeptRecord(msgspec.Struct, array_like=True, gc=False):
-    """What a range read gives, decoded but for its body."""
-
+class _Kept(msgspec.Struct, array_like=True, gc=False):
     sequence: int
     record: Record
 
@@ -181,24 +180,19 @@ class Queue:
         receipts; `delete_below` deletes them."""
         messages: list[Message] = []
         while len(messages) < max and start < stop:
-            kept = await self.read_some(physical, start, stop, max - len(messages))
+            arguments = {"physical": physical, "from": start, "to": stop, "max": max - len(messages)}
+            kept: list[_Kept] = decode_body(await self._requests.call("read", self.name, arguments), list[_Kept])
             if not kept:
                 break
             messages += [Message("", 0, physical, each.sequence, each.record) for each in kept]
             start = kept[-1].sequence + 1
         return messages
 
-    async def read_some(
-        self,
-        physical: int,
-        start: int,
-        stop: int,
-        max: int = READ_MESSAGES_MAX,  # noqa: A002
-    ) -> list[KeptRecord]:
-        """As `read`, but only what the broker gives in one reply; none is the end."""
-        arguments = {"physical": physical, "from": start, "to": stop, "max": max}
-        kept: list[KeptRecord] = decode_body(await self._requests.call("read", self.name, arguments), list[KeptRecord])
-        return kept
+    async def read_page(self, physical: int, start: int, stop: int) -> Page:
+        """As `read`, but as many as one reply has, and as bytes: for programs that read millions of messages."""
+        arguments = {"physical": physical, "from": start, "to": stop, "max": READ_MESSAGES_MAX}
+        page: Page = decode_body(await self._requests.call("read_page", self.name, arguments), Page)
+        return page
 
     async def delete_below(self, physical: int, sequence: int) -> int:
         """Deletes what lies below a sequence; how many. Again, it deletes nothing."""

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tidegate.errors import ProtocolError
-from tidegate.messages import Kept, Level, QueueCall
+from tidegate.messages import Kept, Level, Page, QueueCall
 from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import DEAD, SUBSCRIPTION, Definition, QueueSettings
 from tidegate.queues.logical_queues import READ_MESSAGES_MAX
@@ -62,6 +62,7 @@ class QueueCalls:
             "stats": self._stats,
             "redrive": self._redrive,
             "read": self._read,
+            "read_page": self._read_page,
             "delete_below": self._delete_below,
             "levels": self._levels,
             "subscribe": self._subscribe,
@@ -102,6 +103,10 @@ class QueueCalls:
     async def _read(self, call: QueueCall) -> list[Kept]:
         asked = _shaped(call.arguments, _Read)
         return await self._queues.read(call.name, asked.physical, asked.start, asked.stop, asked.max)
+
+    async def _read_page(self, call: QueueCall) -> Page:
+        asked = _shaped(call.arguments, _Read)
+        return await self._queues.read_page(call.name, asked.physical, asked.start, asked.stop, asked.max)
 
     async def _delete_below(self, call: QueueCall) -> int:
         asked = _shaped(call.arguments, _DeleteBelow)

@@ -1,8 +1,11 @@
-"""Columns: what a row of the source has, made from the messages of a range read as one Arrow batch.
+"""Columns: what a row of the source has, made from a page of a range read as one Arrow batch.
 
 Columns about the message have names that begin with an underscore; every other column is an attribute of its body,
 which is a map in MessagePack. A body that is none, or has an attribute of another type, gives nulls and an `_error`;
 nothing is dropped.
+
+Columns about messages are made by a kernel, from bytes to bytes; bodies are decoded one by one, when a column of them
+is wanted.
 """
 
 from __future__ import annotations
@@ -12,7 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -33,22 +38,22 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.client.queue import KeptRecord
 from tidegate.errors import ConfigError, QueueError
+from tidegate.messages import Page, Record
+from tidegate.pipeline import page_kernel
+from tidegate.pipeline.page_kernel import BODY, CHECKSUM_BYTES, DEVICE, DEVICE_SEQUENCE, GROUP, HEADERS
 
 ERROR: Final = "_error"
-BODY: Final = "_body"
-# Name, type, and how it is read from a message.
-MESSAGE_COLUMNS: Final[dict[str, tuple[DataType, Callable[[int, KeptRecord], Any]]]] = {
-    "_queue": (IntegerType(), lambda physical, _kept: physical),
-    "_sequence": (LongType(), lambda _physical, kept: kept.sequence),
-    "_enqueued_at": (TimestampType(), lambda _physical, kept: int(1e6 * kept.record.enqueued_at)),
-    "_group": (StringType(), lambda _physical, kept: kept.record.group),
-    "_device": (StringType(), lambda _physical, kept: kept.record.device),
-    "_device_sequence": (LongType(), lambda _physical, kept: kept.record.sequence),
-    "_headers": (MapType(StringType(), StringType()), lambda _physical, kept: kept.record.headers),
-    BODY: (BinaryType(), lambda _physical, kept: bytes(kept.record.body)),
-    ERROR: (StringType(), lambda _physical, _kept: None),
+MESSAGE_COLUMNS: Final[dict[str, DataType]] = {
+    "_queue": IntegerType(),
+    "_sequence": LongType(),
+    "_enqueued_at": TimestampType(),
+    "_group": StringType(),
+    "_device": StringType(),
+    "_device_sequence": LongType(),
+    "_headers": MapType(StringType(), StringType()),
+    "_body": BinaryType(),
+    ERROR: StringType(),
 }
 
 _PYTHON_TYPES: Final[dict[type[DataType], Any]] = {
@@ -64,72 +69,24 @@ _PYTHON_TYPES: Final[dict[type[DataType], Any]] = {
     DateType: datetime.date,
     TimestampType: datetime.datetime,
 }
+_decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 def full_schema(body: str) -> str:
     """The columns of the body that a user names, and behind them all columns about the message. Spark reads it."""
-    message = [f"{name} {kind.simpleString()}" for name, (kind, _read) in MESSAGE_COLUMNS.items()]
+    message = [f"{name} {kind.simpleString()}" for name, kind in MESSAGE_COLUMNS.items()]
     return ", ".join([body, *message] if body else message)
-
-
-class Columns:
-    """Reads the columns of one schema. Picklable by its schema; made once a read."""
-
-    def __init__(self, schema: StructType, *, is_strict: bool) -> None:
-        self._arrow = to_arrow_schema(schema, timezone="UTC")
-        self._is_strict = is_strict
-        self._fields = schema.fields
-        self._body_fields = [field for field in schema.fields if field.name not in MESSAGE_COLUMNS]
-        check_schema(schema)
-        self._decode = msgspec.msgpack.Decoder(_body_type(self._body_fields)).decode if self._body_fields else None
-
-    def batch(self, physical: int, kept: Sequence[KeptRecord]) -> pa.RecordBatch:
-        values: dict[str, Sequence[Any]] = {}
-        if self._decode is not None:
-            values, errors = self._bodies(physical, kept)
-            values[ERROR] = errors
-        arrays = []
-        for field in self._arrow:
-            found = values.get(field.name)
-            if found is None:
-                read = MESSAGE_COLUMNS[field.name][1]
-                found = [read(physical, each) for each in kept]
-            arrays.append(pa.array(found, field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
-
-    def _bodies(self, physical: int, kept: Sequence[KeptRecord]) -> tuple[dict[str, Sequence[Any]], list[str | None]]:
-        assert self._decode is not None
-        rows: list[tuple[Any, ...]] = []
-        errors: list[str | None] = []
-        nothing = (None,) * len(self._body_fields)
-        for each in kept:
-            try:
-                rows.append(msgspec.structs.astuple(self._decode(each.record.body)))
-                errors.append(None)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-                if self._is_strict:
-                    raise QueueError(
-                        "Q913",
-                        f"the body of message {physical}/{each.sequence} does not fit the schema: {error}",
-                        "correct the schema, or read with mode = permissive and look at _error",
-                    ) from error
-                rows.append(nothing)
-                errors.append(str(error))
-        columns = zip(*rows, strict=True) if rows else ([] for _ in self._body_fields)
-        return {field.name: list(column) for field, column in zip(self._body_fields, columns, strict=True)}, errors
 
 
 def check_schema(schema: StructType) -> None:
     """Raises when a column about the message has another type, or a column of the body one that no body has."""
     for field in schema.fields:
         if field.name in MESSAGE_COLUMNS:
-            expected = MESSAGE_COLUMNS[field.name][0]
+            expected = MESSAGE_COLUMNS[field.name]
             if field.dataType != expected:
-                raise ConfigError(
-                    "C420",
-                    f"column {field.name} is {field.dataType.simpleString()}",
-                    f"it is {expected.simpleString()}",
-                )
+                found = field.dataType.simpleString()
+                raise ConfigError("C420", f"column {field.name} is {found}", f"it is {expected.simpleString()}")
         elif field.name.startswith("_"):
             raise ConfigError(
                 "C420", f"there is no column {field.name}", f"columns about the message: {', '.join(MESSAGE_COLUMNS)}"
@@ -138,11 +95,131 @@ def check_schema(schema: StructType) -> None:
             _python_type(field.name, field.dataType)
 
 
+class Columns:
+    """Makes the columns of one schema, of messages of one physical queue."""
+
+    def __init__(self, schema: StructType, physical: int, *, is_strict: bool) -> None:
+        self._arrow = to_arrow_schema(schema, timezone="UTC")
+        self._physical = physical
+        self._is_strict = is_strict
+        self._body_fields = [field for field in schema.fields if field.name not in MESSAGE_COLUMNS]
+        self._decode = msgspec.msgpack.Decoder(_body_type(self._body_fields)).decode
+
+    def batch(self, page: Page) -> pa.RecordBatch:
+        found = _Records.of(page)
+        made: dict[str, Callable[[], Any]] = {
+            "_queue": lambda: np.full(len(found), self._physical, np.int32),
+            "_sequence": lambda: found.sequences,
+            "_enqueued_at": lambda: np.rint(1e6 * found.times).astype(np.int64),
+            "_group": lambda: found.texts(GROUP, pa.string()),
+            "_device": lambda: found.texts(DEVICE, pa.string()),
+            "_device_sequence": lambda: found.parts[:, DEVICE_SEQUENCE],
+            "_headers": found.headers,
+            "_body": lambda: found.texts(BODY, pa.binary()),
+        }
+        bodies = self._bodies(found) if self._body_fields else {ERROR: pa.nulls(len(found), pa.string())}
+        arrays = []
+        for field in self._arrow:
+            values = bodies[field.name] if field.name in bodies else made[field.name]()
+            arrays.append(values if isinstance(values, pa.Array) else pa.array(values, field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+    def _bodies(self, found: _Records) -> dict[str, Sequence[Any]]:
+        """The columns of the bodies, and why some of them have none."""
+        rows: list[tuple[Any, ...]] = []
+        errors: list[str | None] = []
+        nothing = (None,) * len(self._body_fields)
+        for index, body in enumerate(found.pieces(BODY)):
+            try:
+                rows.append(msgspec.structs.astuple(self._decode(body)))
+                errors.append(None)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+                if self._is_strict:
+                    raise QueueError(
+                        "Q913",
+                        f"the body of message {self._physical}/{found.sequences[index]} does not fit: {error}",
+                        "correct the schema, or read with mode = permissive and look at _error",
+                    ) from error
+                rows.append(nothing)
+                errors.append(str(error))
+        columns = zip(*rows, strict=True) if rows else ([] for _ in self._body_fields)
+        return dict(zip([field.name for field in self._body_fields], columns, strict=True)) | {ERROR: errors}
+
+
+class _Records:
+    """The records of a page, and where their parts lie in its bytes."""
+
+    def __init__(self, page: Page, data: bytes, parts: NDArray[np.int64], times: NDArray[np.float64]) -> None:
+        self.sequences = np.frombuffer(page.sequences, "<u8").astype(np.int64)
+        self.parts = parts
+        self.times = times
+        self.have_headers = True
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    @classmethod
+    def of(cls, page: Page) -> _Records:
+        ends = np.frombuffer(page.ends, "<u4")
+        parts = np.empty((len(ends), page_kernel.PARTS), np.int64)
+        times = np.empty(len(ends), np.uint64)
+        understood, with_headers = page_kernel.find_parts(np.frombuffer(page.records, np.uint8), ends, parts, times)
+        if understood < len(ends):
+            return cls._more_closely(page, ends.tolist())
+        found = cls(page, page.records, parts, times.view(np.float64))
+        found.have_headers = with_headers > 0
+        return found
+
+    @classmethod
+    def _more_closely(cls, page: Page, ends: list[int]) -> _Records:
+        """For a page with a record that the kernel does not take: each is decoded, and its parts are put together as
+        pieces that are what they should be. A body may be any bytes that its producer took for MessagePack."""
+        data = bytearray()
+        parts = np.empty((len(ends), page_kernel.PARTS), np.int64)
+        times = np.empty(len(ends), np.float64)
+        start = 0
+        for index, end in enumerate(ends):
+            record = _decode_record(page.records[start + CHECKSUM_BYTES : end])
+            start = end
+            times[index] = record.enqueued_at
+            parts[index, DEVICE_SEQUENCE] = record.sequence
+            for column, piece in (
+                (GROUP, record.group.encode()),
+                (BODY, bytes(record.body)),
+                (DEVICE, record.device.encode()),
+                (HEADERS, msgspec.msgpack.encode(record.headers)),
+            ):
+                parts[index, column] = len(data)
+                data += piece
+                parts[index, column + 1] = len(data)
+        return cls(page, bytes(data), parts, times)
+
+    def texts(self, column: int, kind: Any) -> pa.Array:
+        """A column of texts or bytes, as Arrow keeps it."""
+        starts, stops = self.parts[:, column], self.parts[:, column + 1]
+        gathered = np.empty(int((stops - starts).sum()), np.uint8)
+        offsets = np.empty(len(self) + 1, np.int32)
+        page_kernel.gather(np.frombuffer(self._data, np.uint8), starts, stops, gathered, offsets)
+        return pa.Array.from_buffers(kind, len(self), [None, pa.py_buffer(offsets), pa.py_buffer(gathered)])
+
+    def pieces(self, column: int) -> list[memoryview]:
+        view = memoryview(self._data)
+        bounds = self.parts[:, column : column + 2].tolist()
+        return [view[start:stop] for start, stop in bounds]
+
+    def headers(self) -> pa.Array:
+        if not self.have_headers:
+            nothing = pa.array([], pa.string())
+            return pa.MapArray.from_arrays(pa.array(np.zeros(len(self) + 1, np.int32)), nothing, nothing)
+        decoded = [list(_decode_headers(piece).items()) for piece in self.pieces(HEADERS)]
+        return pa.array(decoded, pa.map_(pa.string(), pa.string()))
+
+
 def _body_type(fields: Sequence[StructField]) -> type[msgspec.Struct]:
     """A struct with one optional field a column; attribute names need not be names of Python."""
-    members = [
-        (f"c{index}", _python_type(field.name, field.dataType) | None, None) for index, field in enumerate(fields)
-    ]
+    kinds = [_python_type(field.name, field.dataType) for field in fields]
+    members = [(f"c{index}", kind | None, None) for index, kind in enumerate(kinds)]
     names = {f"c{index}": field.name for index, field in enumerate(fields)}
     return msgspec.defstruct("Body", members, rename=names, gc=False)
 

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
-from pyspark.errors import PySparkException
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from tidegate import errors
 from tidegate.errors import TidegateError, Unavailable
@@ -34,17 +33,11 @@ def follow(
     tell = show if show is not None else _show_line if sys.stderr.isatty() else None
     try:
         while any(query.isActive for query in queries) and not is_over():
-            for query in queries:
-                if (failure := query.exception()) is not None:
-                    raise failure
+            _raise_failure(queries)
             if tell is not None:
                 tell(progress_line(queries))
             time.sleep(LOOK_EVERY_S)
-        for query in queries:
-            if (failure := query.exception()) is not None:
-                raise failure
-    except PySparkException as failure:
-        raise to_error(failure) from failure
+        _raise_failure(queries)
     finally:
         if tell is _show_line:
             print(file=sys.stderr)
@@ -77,6 +70,13 @@ def to_error(failure: Exception) -> TidegateError:
             return shape(code, message, remedy)
     reason = next((line.strip() for line in text.splitlines() if line.strip()), type(failure).__name__)
     return Unavailable("U711", f"Spark has failed: {reason}", "see its messages above; start again, nothing is lost")
+
+
+def _raise_failure(queries: Sequence[StreamingQuery]) -> None:
+    for query in queries:
+        failure = query.exception()
+        if failure is not None:
+            raise to_error(failure) from failure
 
 
 def _describe(query: StreamingQuery) -> str:

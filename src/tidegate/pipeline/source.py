@@ -27,9 +27,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tidegate.client import Connection
-from tidegate.client.queue import KeptRecord
 from tidegate.errors import QueueError
-from tidegate.messages import Level
+from tidegate.messages import Level, Page
 from tidegate.pipeline.broker_link import ask
 from tidegate.pipeline.columns import Columns, check_schema, full_schema
 from tidegate.pipeline.offsets import Offset, allot
@@ -158,15 +157,16 @@ def read_range(
     options: SourceOptions, schema: StructType, place: Range, *, is_loss_fatal: bool
 ) -> Iterator[pa.RecordBatch]:
     """Runs on an executor. Batches as large as the broker's replies."""
-    columns = Columns(schema, is_strict=options.mode == "failfast")
+    columns = Columns(schema, place.physical, is_strict=options.mode == "failfast")
     start, found = place.start, 0
     while start < place.stop:
-        kept = _read_some(options, place.physical, start, place.stop)
-        if not kept:
+        page = _read_page(options, place.physical, start, place.stop)
+        if not page.ends:
             break
-        found += len(kept)
-        start = kept[-1].sequence + 1
-        yield columns.batch(place.physical, kept)
+        batch = columns.batch(page)
+        found += len(batch)
+        start = int.from_bytes(page.sequences[-8:], "little") + 1
+        yield batch
     missing = place.stop - place.start - found
     if missing and is_loss_fatal:
         raise QueueError(
@@ -177,8 +177,8 @@ def read_range(
         )
 
 
-def _read_some(options: SourceOptions, physical: int, start: int, stop: int) -> list[KeptRecord]:
-    return ask(options.broker, lambda broker: broker.queue(options.queue).read_some(physical, start, stop))
+def _read_page(options: SourceOptions, physical: int, start: int, stop: int) -> Page:
+    return ask(options.broker, lambda broker: broker.queue(options.queue).read_page(physical, start, stop))
 
 
 def _look(options: SourceOptions) -> tuple[str, list[Level]]:

@@ -7,6 +7,9 @@ one physical queue, so that their subscriber gets notifications in order.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
@@ -23,6 +26,7 @@ from tidegate.messages import (
     Leased,
     Level,
     NewMessage,
+    Page,
     Settle,
     Settled,
 )
@@ -38,7 +42,7 @@ from tidegate.queues.definition import (
 )
 from tidegate.queues.dequeue_controller import DequeueController
 from tidegate.queues.enqueue_controller import EnqueueController
-from tidegate.queues.records import unseal
+from tidegate.queues.records import CHECKSUM_BYTES, is_sound
 from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
 from tidegate.queues.store import Store, no_such_queue
 
@@ -145,22 +149,19 @@ class LogicalQueues:
     async def read(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> list[Kept]:
         """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken. Of more
         than a reply carries these are the first: read on behind the last; none is the end."""
-        self._check_physical(name, physical)
-        if not 0 <= start <= stop <= _SEQUENCE_MAX:
-            raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")
-        left = min(messages_max, READ_MESSAGES_MAX)
-        while left > 0 and (found := await self._store.read(name, physical, start, stop, left, REPLY_BYTES_MAX)):
-            kept: list[Kept] = []
-            for sequence, sealed in found:
-                body = unseal(sealed)
-                if body is None:
-                    await self._store.set_aside(name, physical, sequence)
-                else:
-                    kept.append(Kept(sequence, msgspec.Raw(body)))
-            if kept:
-                return kept
-            start = found[-1][0] + 1
-        return []
+        found = await self._read(name, physical, start, stop, messages_max)
+        return [Kept(sequence, msgspec.Raw(sealed[CHECKSUM_BYTES:])) for sequence, sealed in found]
+
+    async def read_page(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> Page:
+        """The same as bytes, with little work for each message."""
+        found = await self._read(name, physical, start, stop, messages_max)
+        sealed = [each for _sequence, each in found]
+        sequences = array("Q", [sequence for sequence, _each in found])
+        ends = array("I", itertools.accumulate(map(len, sealed)))
+        if sys.byteorder == "big":
+            sequences.byteswap()
+            ends.byteswap()
+        return Page(sequences.tobytes(), ends.tobytes(), b"".join(sealed))
 
     async def delete_below(self, name: str, physical: int, sequence: int) -> int:
         """Deletes what lies below a sequence; again, it deletes nothing."""
@@ -204,6 +205,23 @@ class LogicalQueues:
         }
 
     # Inside.
+
+    async def _read(
+        self, name: str, physical: int, start: int, stop: int, messages_max: int
+    ) -> list[tuple[int, bytes]]:
+        """Sealed records that are sound, as many as a reply carries; corrupt ones are set aside."""
+        self._check_physical(name, physical)
+        if not 0 <= start <= stop <= _SEQUENCE_MAX:
+            raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")
+        count = max(0, min(messages_max, READ_MESSAGES_MAX))
+        while found := await self._store.read(name, physical, start, stop, count, REPLY_BYTES_MAX):
+            corrupt = [sequence for sequence, sealed in found if not is_sound(sealed)]
+            for sequence in corrupt:
+                await self._store.set_aside(name, physical, sequence)
+            if len(corrupt) < len(found):
+                return [each for each in found if each[0] not in corrupt] if corrupt else found
+            start = found[-1][0] + 1
+        return []
 
     def _get(self, name: str) -> _LogicalQueue:
         queue = self._queues.get(name)

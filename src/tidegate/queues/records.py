@@ -15,7 +15,7 @@ import msgspec
 from tidegate.messages import Record
 
 _CHECKSUM: Final = struct.Struct("<I")
-_BODY: Final = _CHECKSUM.size
+CHECKSUM_BYTES: Final = _CHECKSUM.size
 # An array of six, then an empty string: a record without a group.
 _NO_GROUP: Final = b"\x96\xa0"
 
@@ -30,13 +30,17 @@ def seal(record: Record) -> bytes:
 
 def unseal(sealed: bytes) -> bytes | None:
     """The record in MessagePack; None for one that is corrupt."""
-    body = sealed[_BODY:]
-    return body if len(sealed) > _BODY and _CHECKSUM.unpack_from(sealed)[0] == crc32(body) else None
+    return sealed[CHECKSUM_BYTES:] if is_sound(sealed) else None
+
+
+def is_sound(sealed: bytes) -> bool:
+    body = sealed[CHECKSUM_BYTES:]
+    return bool(body) and _CHECKSUM.unpack_from(sealed)[0] == crc32(body)
 
 
 def has_group(sealed: bytes) -> bool:
     """Perhaps: `group_of` knows."""
-    return not sealed.startswith(_NO_GROUP, _BODY)
+    return not sealed.startswith(_NO_GROUP, CHECKSUM_BYTES)
 
 
 def group_of(sealed: bytes) -> str:
@@ -44,7 +48,7 @@ def group_of(sealed: bytes) -> str:
     if not has_group(sealed):
         return ""
     try:
-        return _decode(sealed[_BODY:]).group
+        return _decode(sealed[CHECKSUM_BYTES:]).group
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ""
 
