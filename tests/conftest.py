@@ -1,11 +1,37 @@
+"""What tests of all kinds use: how hard properties are looked at, a real broker, and Spark."""
+
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
+from broker_process import BrokerProcess
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # No deadline: machines are shared. TIDEGATE_TEST_EXAMPLES=10000 looks harder; a failure prints how to repeat it.
 settings.register_profile(
     "tidegate", deadline=None, print_blob=True, max_examples=int(os.environ.get("TIDEGATE_TEST_EXAMPLES", "100"))
 )
 settings.load_profile("tidegate")
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    """A broker with the default configuration, shared by the tests of a module."""
+    with BrokerProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One session for all tests, since starting one takes seconds."""
+    from tidegate.pipeline.session import end_session, spark_session
+
+    session = spark_session("local[2,4]", name="tests", spark__sql__shuffle__partitions="2", spark__driver__memory="1g")
+    yield session
+    end_session(session)

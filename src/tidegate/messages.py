@@ -21,6 +21,8 @@ HEADERS_MAX: Final = 32
 HEADER_CHARACTERS_MAX: Final = 1024
 # The bodies of one reply: what a consumer on a thin line can take while its leases last.
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
+# The records of a range read: large enough that a request costs little, small enough to stay in a processor's cache.
+PAGE_BYTES_MAX: Final = 1024 * 1024
 WAIT_S_MAX: Final = 3600.0
 VISIBILITY_S_MAX: Final = 12 * 3600.0
 
@@ -127,6 +129,13 @@ class Level(msgspec.Struct, frozen=True):
     oldest_at: float | None
     first: int
     next: int
+
+
+class Levels(msgspec.Struct, frozen=True):
+    """The physical queues of the logical queue with this `id`, which one that is made later under its name has not."""
+
+    id: str
+    levels: list[Level]
 
 
 class QueueCall(msgspec.Struct, omit_defaults=True):

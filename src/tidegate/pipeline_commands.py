@@ -42,7 +42,7 @@ def add_spark_options(parser: argparse.ArgumentParser) -> None:
 def session(options: argparse.Namespace, name: str) -> Iterator[SparkSession]:
     """Spark for one job, ended with it."""
     try:
-        from tidegate.pipeline.session import spark_session
+        from tidegate.pipeline.session import end_session, spark_session
     except ImportError as error:
         raise ConfigError(
             "C412", f"the pipeline needs {error.name}, which is not installed", "pip install 'tidegate[pipeline]'"
@@ -51,4 +51,4 @@ def session(options: argparse.Namespace, name: str) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
+        end_session(spark)

@@ -137,7 +137,8 @@ class TestTheConversation:
         assert queue in [definition["name"] for definition in client.call("list")]
         assert not any("." in definition["name"] for definition in client.call("list"))
         client.put(queue, *range(10))
-        (level,) = client.call("levels", queue)
+        looked = client.call("levels", queue)
+        (level,) = looked["levels"]
         assert (level["first"], level["next"], level["messages"]) == (1, 11, 10)
         reading = QueueCall("read", queue, {"physical": 0, "from": 3, "to": 9, "max": 4})
         kept: list[Kept] = client.reply(Kind.QUEUE_CALL, reading, list[Kept])

@@ -24,6 +24,7 @@ from tidegate.messages import (
     Dequeue,
     Enqueued,
     Level,
+    Levels,
     NewMessage,
     Page,
     Record,
@@ -63,17 +64,17 @@ class Queue:
         """Its settings."""
         return _map(await self._requests.call("describe", self.name))
 
-    async def identity(self) -> str:
-        """What no other queue has, nor one that is made under this name when this one is dropped."""
-        return msgspec.msgpack.decode(await self._requests.call("identity", self.name), type=str)
-
     async def stats(self) -> dict[str, Any]:
         return _map(await self._requests.call("stats", self.name))
 
     async def levels(self) -> list[Level]:
         """How full its physical queues are; cheap enough to ask often."""
-        levels: list[Level] = decode_body(await self._requests.call("levels", self.name), list[Level])
-        return levels
+        return (await self.look()).levels
+
+    async def look(self) -> Levels:
+        """Its levels, and what tells it from another queue that is made under its name when it is dropped."""
+        found: Levels = decode_body(await self._requests.call("levels", self.name), Levels)
+        return found
 
     async def redrive(self, max: int = READ_MESSAGES_MAX) -> int:  # noqa: A002
         """Moves dead letters back into the queue; how many."""

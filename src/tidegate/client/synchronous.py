@@ -19,7 +19,7 @@ from tidegate.client.queue import READ_MESSAGES_MAX, Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.errors import Unavailable
 from tidegate.filters import Filter
-from tidegate.messages import Enqueued, Level, Settled
+from tidegate.messages import Enqueued, Level, NewMessage, Settled
 
 T = TypeVar("T")
 
@@ -180,9 +180,6 @@ class SyncQueue:
     def describe(self) -> dict[str, Any]:
         return self._connection.call(self._queue.describe())
 
-    def identity(self) -> str:
-        return self._connection.call(self._queue.identity())
-
     def stats(self) -> dict[str, Any]:
         return self._connection.call(self._queue.stats())
 
@@ -194,6 +191,9 @@ class SyncQueue:
 
     def put(self, bodies: Any, **options: Any) -> Enqueued:
         return self._connection.call(self._queue.put(bodies, **options))
+
+    def put_messages(self, messages: Sequence[NewMessage]) -> Enqueued:
+        return self._connection.call(self._queue.put_messages(messages))
 
     def take(self, **options: Any) -> list[Message]:
         return self._connection.call(self._queue.take(**options))

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tidegate.errors import ProtocolError
-from tidegate.messages import Kept, Level, Page, QueueCall
+from tidegate.messages import Kept, Levels, Page, QueueCall
 from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import DEAD, SUBSCRIPTION, Definition, QueueSettings
 from tidegate.queues.logical_queues import READ_MESSAGES_MAX
@@ -56,7 +56,6 @@ class QueueCalls:
         self._actions: Final = {
             "define": self._define,
             "describe": self._describe,
-            "identity": self._identity,
             "list": self._list,
             "drop": self._drop,
             "stats": self._stats,
@@ -84,9 +83,6 @@ class QueueCalls:
     async def _describe(self, call: QueueCall) -> QueueSettings:
         return self._queues.definition(call.name).settings
 
-    async def _identity(self, call: QueueCall) -> str:
-        return self._queues.definition(call.name).id
-
     async def _list(self, call: QueueCall) -> list[Definition]:
         """The users' own: neither dead letters nor subscriptions."""
         return [definition for definition in self._queues.definitions() if "." not in definition.name]
@@ -112,8 +108,8 @@ class QueueCalls:
         asked = _shaped(call.arguments, _DeleteBelow)
         return await self._queues.delete_below(call.name, asked.physical, asked.sequence)
 
-    async def _levels(self, call: QueueCall) -> list[Level]:
-        return await self._queues.levels(call.name)
+    async def _levels(self, call: QueueCall) -> Levels:
+        return Levels(self._queues.definition(call.name).id, await self._queues.levels(call.name))
 
     async def _subscribe(self, call: QueueCall) -> QueueSettings:
         asked = _shaped(call.arguments, _Subscribe)

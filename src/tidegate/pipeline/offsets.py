@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidegate.errors import ConfigError
-from tidegate.messages import Level
+from tidegate.messages import Levels
 
 
 @dataclass(frozen=True)
@@ -30,19 +30,20 @@ class Offset:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
-    def check(self, queue: str, id_: str, levels: Sequence[Level]) -> None:
+    def check(self, queue: str, found: Levels) -> None:
         """Raises when this offset cannot be of that queue."""
         if self.queue != queue:
             raise ConfigError("C421", f"the checkpoint is of queue {self.queue!r}, not of {queue!r}", _CURE)
-        if self.id != id_:
+        if self.id != found.id:
             raise ConfigError("C421", f"queue {queue!r} was dropped and made anew since the checkpoint", _CURE)
-        if len(self.sequences) != len(levels) or any(
-            sequence > level.next for sequence, level in zip(self.sequences, levels, strict=False)
+        ends = [level.next for level in found.levels]
+        if len(self.sequences) != len(ends) or any(
+            sequence > end for sequence, end in zip(self.sequences, ends, strict=True)
         ):
             raise ConfigError(
                 "C421",
-                f"the checkpoint is ahead of queue {queue!r}: {self.sequences}, and it has "
-                f"{[level.next for level in levels]}; was an older copy of its data restored?",
+                f"the checkpoint is ahead of queue {queue!r}, as if an older copy of it was restored: "
+                f"{self.sequences} of {ends}",
                 _CURE,
             )
 

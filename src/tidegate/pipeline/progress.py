@@ -19,6 +19,8 @@ from tidegate import errors
 from tidegate.errors import TidegateError, Unavailable
 
 LOOK_EVERY_S: Final = 0.5
+# The last line of a traceback of Python.
+_RAISED: Final = re.compile(r"^  .*\n(\w[\w.]*: .+)$", re.MULTILINE)
 _OURS: Final = re.compile(r"(?:^|\s)(\w+) ([A-Z]\d{3}): ([^\n]*); ([^\n;]*)")
 
 
@@ -68,7 +70,8 @@ def to_error(failure: Exception) -> TidegateError:
         shape = getattr(errors, name, None)
         if isinstance(shape, type) and issubclass(shape, TidegateError):
             return shape(code, message, remedy)
-    reason = next((line.strip() for line in text.splitlines() if line.strip()), type(failure).__name__)
+    raised = _RAISED.findall(text)
+    reason = raised[-1] if raised else next((line.strip() for line in text.splitlines() if line.strip()), "no reason")
     return Unavailable("U711", f"Spark has failed: {reason}", "see its messages above; start again, nothing is lost")
 
 

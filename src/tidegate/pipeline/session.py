@@ -13,8 +13,9 @@ from __future__ import annotations
 import os
 import sys
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from tidegate.pipeline.java import java_home, needed_options
@@ -23,6 +24,7 @@ from tidegate.pipeline.source import TidegateSource
 # A task that has failed is tried again up to four times, as on a cluster; plain local[*] gives up at once.
 DEFAULT_MASTER: Final = "local[*,4]"
 LOOPBACK: Final = "127.0.0.1"
+END_S: Final = 30.0
 _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
 
@@ -41,6 +43,16 @@ def spark_session(
     spark = builder.getOrCreate()
     spark.dataSource.register(TidegateSource)
     return spark
+
+
+def end_session(spark: SparkSession) -> None:
+    """Stops Spark and waits for the end of its Java process, which `stop` alone leaves to the end of this one."""
+    gateway: Any = spark.sparkContext._gateway
+    spark.stop()
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(END_S)
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 def is_local(master: str) -> bool:

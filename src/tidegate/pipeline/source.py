@@ -17,7 +17,8 @@ it drops them (failOnDataLoss), the checkpoint is of another queue.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.client import Connection
 from tidegate.errors import QueueError
-from tidegate.messages import Level, Page
+from tidegate.messages import Level, Levels, Page
 from tidegate.pipeline.broker_link import ask
 from tidegate.pipeline.columns import Columns, check_schema, full_schema
 from tidegate.pipeline.offsets import Offset, allot
@@ -70,7 +71,7 @@ class QueueReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[Range]:
-        levels = _look(self._options)[1]
+        levels = _look(self._options).levels
         return [Range(number, level.first, level.next) for number, level in enumerate(levels)]
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
@@ -86,38 +87,38 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._target: Offset | None = None
+        # How far the queue was deleted by this process, if it was.
+        self._deleted: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        id_, levels = _look(self._options)
-        return Offset(self._options.queue, id_, [level.first for level in levels]).to_dict()
+        found = _look(self._options)
+        return Offset(self._options.queue, found.id, [level.first for level in found.levels]).to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         rows = self._options.rows_per_trigger
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        id_, levels = _look(self._options)
-        begin = self._parse(start, id_, levels)
-        self._delete_below(begin, levels)
-        ends = [level.next for level in levels]
+        found = _look(self._options)
+        begin = self._parse(start, found)
+        self._delete_below(begin, found.levels)
+        ends = self._ends(found).sequences
         if self._target is not None:
             ends = [min(end, target) for end, target in zip(ends, self._target.sequences, strict=True)]
         if isinstance(limit, ReadMaxRows):
             ends = allot(begin.sequences, ends, limit.max_rows)
         ends = [max(end, first) for end, first in zip(ends, begin.sequences, strict=True)]
-        return Offset(self._options.queue, id_, ends).to_dict()
+        return Offset(self._options.queue, found.id, ends).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        id_, levels = _look(self._options)
-        return Offset(self._options.queue, id_, [level.next for level in levels]).to_dict()
+        return self._ends(_look(self._options)).to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        id_, levels = _look(self._options)
-        self._target = Offset(self._options.queue, id_, [level.next for level in levels])
+        self._target = self._ends(_look(self._options))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        id_, levels = _look(self._options)
-        begins, ends = self._parse(start, id_, levels), self._parse(end, id_, levels)
+        found = _look(self._options)
+        begins, ends = self._parse(start, found), self._parse(end, found)
         return [
             Range(number, begin, stop)
             for number, (begin, stop) in enumerate(zip(begins.sequences, ends.sequences, strict=True))
@@ -128,28 +129,31 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_range(self._options, self._schema, partition, is_loss_fatal=self._options.is_loss_fatal)
 
     def commit(self, end: dict[str, Any]) -> None:
-        id_, levels = _look(self._options)
-        self._delete_below(self._parse(end, id_, levels), levels)
+        if Offset.from_dict(end) != self._deleted:
+            found = _look(self._options)
+            self._delete_below(self._parse(end, found), found.levels)
 
-    def _parse(self, logged: Mapping[str, Any], id_: str, levels: list[Level]) -> Offset:
+    def _parse(self, logged: Mapping[str, Any], found: Levels) -> Offset:
         offset = Offset.from_dict(logged)
-        offset.check(self._options.queue, id_, levels)
+        offset.check(self._options.queue, found)
         return offset
 
-    def _delete_below(self, offset: Offset, levels: list[Level]) -> None:
-        if not self._options.deletes:
-            return
+    def _ends(self, found: Levels) -> Offset:
+        return Offset(self._options.queue, found.id, [level.next for level in found.levels])
+
+    def _delete_below(self, offset: Offset, levels: Sequence[Level]) -> None:
         due = [
             (number, below)
             for number, (below, level) in enumerate(zip(offset.sequences, levels, strict=True))
             if level.first < below
         ]
+        self._deleted = offset
 
         async def delete(broker: Connection) -> None:
-            for number, below in due:
-                await broker.queue(self._options.queue).delete_below(number, below)
+            queue = broker.queue(self._options.queue)
+            await asyncio.gather(*(queue.delete_below(number, below) for number, below in due))
 
-        if due:
+        if due and self._options.deletes:
             ask(self._options.broker, delete)
 
 
@@ -181,11 +185,5 @@ def _read_page(options: SourceOptions, physical: int, start: int, stop: int) -> 
     return ask(options.broker, lambda broker: broker.queue(options.queue).read_page(physical, start, stop))
 
 
-def _look(options: SourceOptions) -> tuple[str, list[Level]]:
-    """The queue's identity, which a queue of the same name that is made later does not have, and its levels."""
-
-    async def look(broker: Connection) -> tuple[str, list[Level]]:
-        queue = broker.queue(options.queue)
-        return await queue.identity(), await queue.levels()
-
-    return ask(options.broker, look)
+def _look(options: SourceOptions) -> Levels:
+    return ask(options.broker, lambda broker: broker.queue(options.queue).look())

@@ -18,7 +18,6 @@ import msgspec
 
 from tidegate.errors import QueueError, Unavailable
 from tidegate.messages import (
-    REPLY_BYTES_MAX,
     VISIBILITY_S_MAX,
     Dequeue,
     Enqueued,
@@ -44,7 +43,7 @@ from tidegate.queues.dequeue_controller import DequeueController
 from tidegate.queues.enqueue_controller import EnqueueController
 from tidegate.queues.records import CHECKSUM_BYTES, is_sound
 from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
-from tidegate.queues.store import Store, no_such_queue
+from tidegate.queues.store import SealedPage, Store, no_such_queue
 
 READ_MESSAGES_MAX: Final = 10_000
 _SEQUENCE_MAX: Final = 1 << 62
@@ -149,19 +148,17 @@ class LogicalQueues:
     async def read(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> list[Kept]:
         """Messages with sequences from `start` to below `stop`, in order, leased or not; nothing is taken. Of more
         than a reply carries these are the first: read on behind the last; none is the end."""
-        found = await self._read(name, physical, start, stop, messages_max)
-        return [Kept(sequence, msgspec.Raw(sealed[CHECKSUM_BYTES:])) for sequence, sealed in found]
+        page = await self._read(name, physical, start, stop, messages_max)
+        return [Kept(sequence, msgspec.Raw(sealed[CHECKSUM_BYTES:])) for sequence, sealed in page.split()]
 
     async def read_page(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> Page:
         """The same as bytes, with little work for each message."""
-        found = await self._read(name, physical, start, stop, messages_max)
-        sealed = [each for _sequence, each in found]
-        sequences = array("Q", [sequence for sequence, _each in found])
-        ends = array("I", itertools.accumulate(map(len, sealed)))
+        page = await self._read(name, physical, start, stop, messages_max)
+        sequences, ends = array("Q", page.sequences), array("I", itertools.accumulate(page.sizes))
         if sys.byteorder == "big":
             sequences.byteswap()
             ends.byteswap()
-        return Page(sequences.tobytes(), ends.tobytes(), b"".join(sealed))
+        return Page(sequences.tobytes(), ends.tobytes(), page.records)
 
     async def delete_below(self, name: str, physical: int, sequence: int) -> int:
         """Deletes what lies below a sequence; again, it deletes nothing."""
@@ -206,22 +203,19 @@ class LogicalQueues:
 
     # Inside.
 
-    async def _read(
-        self, name: str, physical: int, start: int, stop: int, messages_max: int
-    ) -> list[tuple[int, bytes]]:
-        """Sealed records that are sound, as many as a reply carries; corrupt ones are set aside."""
+    async def _read(self, name: str, physical: int, start: int, stop: int, messages_max: int) -> SealedPage:
+        """Records that are sound, as many as a page holds; corrupt ones are set aside."""
         self._check_physical(name, physical)
         if not 0 <= start <= stop <= _SEQUENCE_MAX:
             raise QueueError("Q908", f"from {start} to {stop} is no range", "count from 1, and end behind the start")
         count = max(0, min(messages_max, READ_MESSAGES_MAX))
-        while found := await self._store.read(name, physical, start, stop, count, REPLY_BYTES_MAX):
-            corrupt = [sequence for sequence, sealed in found if not is_sound(sealed)]
+        while True:
+            page = await self._store.read(name, physical, start, stop, count)
+            corrupt = [sequence for sequence, sealed in page.split() if not is_sound(sealed)]
+            if not corrupt:
+                return page
             for sequence in corrupt:
                 await self._store.set_aside(name, physical, sequence)
-            if len(corrupt) < len(found):
-                return [each for each in found if each[0] not in corrupt] if corrupt else found
-            start = found[-1][0] + 1
-        return []
 
     def _get(self, name: str) -> _LogicalQueue:
         queue = self._queues.get(name)

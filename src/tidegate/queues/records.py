@@ -33,9 +33,8 @@ def unseal(sealed: bytes) -> bytes | None:
     return sealed[CHECKSUM_BYTES:] if is_sound(sealed) else None
 
 
-def is_sound(sealed: bytes) -> bool:
-    body = sealed[CHECKSUM_BYTES:]
-    return bool(body) and _CHECKSUM.unpack_from(sealed)[0] == crc32(body)
+def is_sound(sealed: bytes | memoryview) -> bool:
+    return len(sealed) > CHECKSUM_BYTES and _CHECKSUM.unpack_from(sealed)[0] == crc32(sealed[CHECKSUM_BYTES:])
 
 
 def has_group(sealed: bytes) -> bool:

@@ -15,14 +15,14 @@ A lease gives, in this order: what is to be delivered again, then what was never
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
 from tidegate.errors import NoSuchQueue, Overloaded, QueueError, Unavailable
-from tidegate.messages import REPLY_BYTES_MAX, Level
+from tidegate.messages import PAGE_BYTES_MAX, Level
 from tidegate.queues.definition import Definition, Durability
 
 # Deliveries of a batch that failed before each of its messages is tried alone.
@@ -47,6 +47,21 @@ class Grant(msgspec.Struct, gc=False):
     delivery: int
     receipt: str
     sealed: bytes
+
+
+class SealedPage(NamedTuple):
+    """What a range read has found: sequences, sizes of the sealed records, and these one behind the other."""
+
+    sequences: list[int]
+    sizes: list[int]
+    records: bytes
+
+    def split(self) -> Iterator[tuple[int, memoryview]]:
+        """(sequence, sealed record) of each."""
+        view, start = memoryview(self.records), 0
+        for sequence, size in zip(self.sequences, self.sizes, strict=True):
+            yield sequence, view[start : start + size]
+            start += size
 
 
 class Granted(NamedTuple):
@@ -111,10 +126,10 @@ class Store(Protocol):
         """As release without delay, and the delivery does not count."""
 
     async def read(
-        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = REPLY_BYTES_MAX
-    ) -> list[tuple[int, bytes]]:
-        """Messages with sequences from `start` to below `stop`, sealed, leased or not; of more than `bytes_max` the
-        first, at least one."""
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = PAGE_BYTES_MAX
+    ) -> SealedPage:
+        """Messages with sequences from `start` to below `stop`, leased or not; of more than `bytes_max` the first, at
+        least one."""
 
     async def delete_below(self, queue: str, physical: int, sequence: int) -> int: ...
 

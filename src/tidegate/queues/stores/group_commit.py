@@ -109,6 +109,12 @@ class GroupCommit:
         with self._mapping, self._env.begin(buffers=False) as transaction:
             yield transaction
 
+    @contextmanager
+    def viewing(self) -> Iterator[lmdb.Transaction[memoryview]]:
+        """As `reading`, but it gives views of the mapped file, which end with it."""
+        with self._mapping, self._env.begin(buffers=True) as transaction:
+            yield transaction
+
     async def close(self) -> None:
         """Commits what waits."""
         with self._has_work:

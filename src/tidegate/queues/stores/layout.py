@@ -102,6 +102,21 @@ class Databases:
                 transaction.delete(key, db=self.deliveries)
         return size_bytes
 
+    def remove_below(self, transaction: lmdb.Transaction, prefix: bytes, below: bytes) -> tuple[int, int]:
+        """Messages of a physical queue with keys below one, and what is known of them: how many, and their bytes."""
+        count = size_bytes = 0
+        cursor = transaction.cursor(db=self.messages)
+        is_there = cursor.set_range(prefix)
+        while is_there and key_of(cursor) < below:
+            count += 1
+            size_bytes += len(value_of(cursor))
+            is_there = delete_here(cursor)
+        known = transaction.cursor(db=self.deliveries)
+        is_there = known.set_range(prefix)
+        while is_there and key_of(known) < below:
+            is_there = delete_here(known)
+        return count, size_bytes
+
     def write_identities(
         self, transaction: lmdb.Transaction, key: bytes, identities: bytes, prefix: bytes, below: bytes
     ) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
 
 import lmdb
 
@@ -26,11 +25,12 @@ from tidegate.queues.store import (
     Granted,
     OnReady,
     Receipt,
+    SealedPage,
     StoreCounts,
     queue_full,
     store_failed,
 )
-from tidegate.queues.stores.layout import IDENTITY_KEY, Databases, delete_here, key_of, sequence_of, value_of
+from tidegate.queues.stores.layout import IDENTITY_KEY, KEY, Databases, key_of, sequence_of, value_of
 from tidegate.queues.stores.physical_queue import PhysicalQueue, Selection
 
 
@@ -144,23 +144,24 @@ class LmdbQueue:
 
         return self._put_back(receipts, give_back)
 
-    def read(self, physical: int, start: int, stop: int, messages_max: int, bytes_max: int) -> list[tuple[int, bytes]]:
-        """Nothing is done to a message but to look at its key and its size: this is how millions are read."""
+    def read(self, physical: int, start: int, stop: int, messages_max: int, bytes_max: int) -> SealedPage:
+        """From the mapped file straight into the page: this is how millions are read."""
         at = self.physical[physical]
-        databases = self.databases
         end = at.key(max(0, min(stop, at.committed_below)))
-        found: list[tuple[int, bytes]] = []
-        with databases.commit.reading() as transaction:
-            cursor = transaction.cursor(db=databases.messages)
-            if not cursor.set_range(at.key(max(0, start))):
-                return found
-            entries = cast("Iterator[tuple[bytes, bytes]]", cursor.iternext())
-            for key, sealed in itertools.islice(entries, messages_max):
-                bytes_max -= len(sealed)
-                if key >= end or (bytes_max < 0 and found):
-                    break
-                found.append((int.from_bytes(key[-8:], "big"), sealed))
-        return found
+        keys: list[bytes] = []
+        views: list[memoryview] = []
+        with self.databases.commit.viewing() as transaction:
+            cursor = transaction.cursor(db=self.databases.messages)
+            if cursor.set_range(at.key(max(0, start))):
+                for key_view, sealed in itertools.islice(cursor.iternext(), messages_max):
+                    key = bytes(key_view)
+                    bytes_max -= len(sealed)
+                    if key >= end or (bytes_max < 0 and views):
+                        break
+                    keys.append(key)
+                    views.append(sealed)
+            sequences = [sequence for _queue, _physical, sequence in KEY.iter_unpack(b"".join(keys))]
+            return SealedPage(sequences, [len(view) for view in views], b"".join(views))
 
     async def delete_below(self, physical: int, sequence: int) -> int:
         at = self.physical[physical]
@@ -171,14 +172,7 @@ class LmdbQueue:
         removed = [0, 0]
 
         def write(transaction: lmdb.Transaction) -> None:
-            removed[:] = [0, 0]
-            transaction_cursor = transaction.cursor(db=databases.messages)
-            is_there = transaction_cursor.set_range(at.prefix)
-            while is_there and key_of(transaction_cursor) < at.key(below):
-                removed[0] += 1
-                removed[1] += len(value_of(transaction_cursor))
-                transaction.delete(key_of(transaction_cursor), db=databases.deliveries)
-                is_there = delete_here(transaction_cursor)
+            removed[:] = databases.remove_below(transaction, at.prefix, at.key(below))
             databases.add_to_counters(transaction, at.prefix, -removed[0], -removed[1], 0, at.cursor)
 
         await databases.commit.commit(write)

@@ -25,9 +25,9 @@ import lmdb
 import msgspec
 
 from tidegate.errors import ConfigError, TidegateError
-from tidegate.messages import REPLY_BYTES_MAX, Level
+from tidegate.messages import PAGE_BYTES_MAX, Level
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings
-from tidegate.queues.store import Entry, Granted, OnReady, StoreCounts, no_such_queue
+from tidegate.queues.store import Entry, Granted, OnReady, SealedPage, StoreCounts, no_such_queue
 from tidegate.queues.stores.group_commit import MAP_BYTES, GroupCommit
 from tidegate.queues.stores.layout import PREFIX, Databases
 from tidegate.queues.stores.lmdb_queue import LmdbQueue
@@ -157,8 +157,8 @@ class LmdbStore:
         return self._queue(queue).give_back(receipts)
 
     async def read(
-        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = REPLY_BYTES_MAX
-    ) -> list[tuple[int, bytes]]:
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = PAGE_BYTES_MAX
+    ) -> SealedPage:
         return self._queue(queue).read(physical, start, stop, messages_max, bytes_max)
 
     async def delete_below(self, queue: str, physical: int, sequence: int) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import ConfigError, QueueError, TidegateError, Unavailable
-from tidegate.messages import REPLY_BYTES_MAX, Level
+from tidegate.messages import PAGE_BYTES_MAX, Level
 from tidegate.queues.dead_letters import to_dead_letter
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings, check_change
 from tidegate.queues.records import decode_record, unseal
@@ -30,6 +30,7 @@ from tidegate.queues.store import (
     Granted,
     OnReady,
     Receipt,
+    SealedPage,
     StoreCounts,
     durability_rank,
     no_such_queue,
@@ -211,26 +212,28 @@ class RedisStore:
         return await self._settle(queue, "return", receipts, 0.0)
 
     async def read(
-        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = REPLY_BYTES_MAX
-    ) -> list[tuple[int, bytes]]:
+        self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = PAGE_BYTES_MAX
+    ) -> SealedPage:
         """In pages: how large messages are is seen when they are there."""
         state = self._queue(queue)
         stream = state.keys[physical][0]
-        found: list[tuple[int, bytes]] = []
+        sequences: list[int] = []
+        records: list[bytes] = []
         while messages_max > 0 and bytes_max > 0 and stop > max(1, start):
             count = min(messages_max, READ_MESSAGES)
             page = await self._link.command("XRANGE", stream, f"{start}-0", f"({stop}-0", "COUNT", count)
             for id_, fields in page:
                 sealed = self._record(queue, fields)
                 bytes_max -= len(sealed)
-                if bytes_max < 0 and found:
-                    return found
-                found.append((int(id_.split(b"-")[0]), sealed))
+                if bytes_max < 0 and records:
+                    break
+                sequences.append(int(id_.split(b"-")[0]))
+                records.append(sealed)
             if len(page) < count:
                 break
             messages_max -= count
-            start = found[-1][0] + 1
-        return found
+            start = sequences[-1] + 1
+        return SealedPage(sequences, [len(sealed) for sealed in records], b"".join(records))
 
     async def delete_below(self, queue: str, physical: int, sequence: int) -> int:
         """In steps; one that fails leaves the later messages where they were."""
