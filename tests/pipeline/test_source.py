@@ -89,7 +89,7 @@ class World:
         return sorted(number for numbers in dict(self.batches).values() for number in numbers)
 
     def _keep(self, batch: DataFrame, number: int) -> None:
-        self.batches.append((number, sorted(row.n for row in batch.select("n").collect())))
+        self.batches.append((number, sorted(row.n for row in batch.where("n is not null").select("n").collect())))
         if number == self.fail_at:
             self.fail_at = -1
             raise RuntimeError("the sink has failed")
