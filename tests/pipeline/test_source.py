@@ -237,8 +237,10 @@ class TestFaults:
         assert to_error(query.exception()).code == "Q901"
 
     def test_messages_that_somebody_else_takes(self, world: World, queue: SyncQueue) -> None:
-        put(queue, *range(40))
-        world.fail_at = 0
+        put(queue, 0)
+        world.run()
+        put(queue, *range(1, 41))
+        world.fail_at = 1
         world.failure()
         queue.delete(queue.take(max=3, wait_s=0))
         error = world.failure()
@@ -246,7 +248,7 @@ class TestFaults:
         assert error.code == "Q914"
         assert "failOnDataLoss" in error.remedy
         world.run(failOnDataLoss="false")
-        assert len(world.numbers()) == 37
+        assert len(world.numbers()) == 38
 
     def test_no_broker_at_the_start(self, spark: SparkSession, tmp_path: Path) -> None:
         world = World(spark, "tidegate://127.0.0.1:9", "q", tmp_path)
