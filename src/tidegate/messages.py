@@ -16,6 +16,8 @@ import msgspec
 # The body of one message. Larger things belong into an object store, with their address in a message.
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 BATCH_MESSAGES_MAX: Final = 10_000
+# Numbers of batches stay exact in Lua, where Redis compares them, and in JSON.
+BATCH_NUMBER_MAX: Final = 2**53
 TEXT_CHARACTERS_MAX: Final = 256
 HEADERS_MAX: Final = 32
 HEADER_CHARACTERS_MAX: Final = 1024
@@ -76,9 +78,14 @@ class Page(msgspec.Struct):
     records: bytes
 
 
-class Enqueue(msgspec.Struct):
+class Enqueue(msgspec.Struct, omit_defaults=True):
+    """With `producer` and `number`, from 1, it is a numbered batch: nothing of it is kept when the queue has had that
+    number, or a higher one, of that producer."""
+
     queue: str
     messages: list[NewMessage]
+    producer: str = ""
+    number: int = 0
 
 
 class Enqueued(msgspec.Struct):

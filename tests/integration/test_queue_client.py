@@ -141,6 +141,30 @@ class TestAQueue:
 
         run(scenario())
 
+    def test_keeps_a_numbered_batch_once_in_whatever_order_it_comes(self, broker: BrokerProcess) -> None:
+        async def scenario() -> None:
+            async with a_queue(broker, physical_queues=4, deduplication_s=0) as queue:
+                messages = [
+                    NewMessage(msgspec.Raw(bytes([n])), f"group-{n % 9}" if n % 3 else "", "d", n + 1)
+                    for n in range(60)
+                ]
+                encoded = [msgspec.Raw(msgspec.msgpack.encode(message)) for message in messages]
+                for number in (1, 2, 1 << 20, 2 << 20):
+                    assert await queue.put_batch(messages, producer="p", number=number) == Enqueued(60, 0, "os")
+                    assert (await queue.put_batch(encoded[::-1], producer="p", number=number)).duplicates == 60
+                assert (await queue.put_batch(messages, producer="other", number=1)).duplicates == 0
+                assert (await queue.put_batch(messages, producer="p", number=1)).duplicates == 60
+                await wait_for(queue, messages=300)
+                kept = [message for number in range(4) for message in await queue.read(number, 1, 1 << 40)]
+                assert Counter(message.body for message in kept) == dict.fromkeys(range(60), 5)
+                assert len({message.queue for message in kept if not message.group}) > 1, "they are spread"
+                for group in {message.group for message in kept} - {""}:
+                    mine = [message for message in kept if message.group == group]
+                    assert len({message.queue for message in mine}) == 1
+                    assert bodies(mine) == 5 * sorted({message.body for message in mine})
+
+        run(scenario())
+
     def test_is_read_and_deleted_by_ranges(self, broker: BrokerProcess) -> None:
         async def scenario() -> None:
             async with a_queue(broker) as queue:
@@ -195,6 +219,29 @@ class TestErrors:
                     await queue.put(bodies, **options)
                 assert (await queue.put(1)).accepted == 1
                 await wait_for(queue, messages=1)
+
+        run(scenario())
+
+    @pytest.mark.parametrize(
+        ("count", "producer", "number", "code"),
+        [
+            (1, "", 1, "Q915"),
+            (1, "p", 0, "Q915"),
+            (1, "p", 2**53 + 1, "Q915"),
+            (1, "p" * 300, 1, "Q915"),
+            (10_001, "p", 1, "Q916"),
+            (6, "p", 1, "Q916"),
+        ],
+    )
+    def test_of_a_numbered_batch_leave_the_queue_as_it_was(
+        self, broker: BrokerProcess, count: int, producer: str, number: int, code: str
+    ) -> None:
+        async def scenario() -> None:
+            async with a_queue(broker) as queue:
+                body = msgspec.Raw(msgspec.msgpack.encode(bytes(200_000 if count == 6 else 1)))
+                with pytest.raises(QueueError, match=code):
+                    await queue.put_batch([NewMessage(body)] * count, producer=producer, number=number)
+                await wait_for(queue, messages=0)
 
         run(scenario())
 
@@ -647,7 +694,9 @@ class TestTheSynchronousClient:
             queue.create(physical_queues=1, durability="os")
             assert queue.name in [each["name"] for each in connection.queues()]
             assert queue.describe()["durability"] == "os"
-            assert queue.put([1, 2, 3, 4]).accepted == 4
+            assert queue.put([1, 2, 3]).accepted == 3
+            four = [NewMessage(msgspec.Raw(b"\x04"))]
+            assert [queue.put_batch(four, producer="p", number=1).duplicates for _ in range(2)] == [0, 1]
             first, second, *others = queue.take(max=4)
             assert queue.delete(first).done == 1
             assert queue.extend(second).done == 1

@@ -27,10 +27,10 @@ from store_worlds import (
 )
 
 from tidegate.errors import NoSuchQueue, Overloaded, QueueError
-from tidegate.messages import Level
+from tidegate.messages import BATCH_NUMBER_MAX, Level
 from tidegate.queues.dead_letters import DELIVERIES, QUEUE, REASON, SEQUENCE
 from tidegate.queues.definition import Definition, QueueSettings, parse_settings
-from tidegate.queues.store import Store
+from tidegate.queues.store import PRODUCERS_MAX, Numbered, Store
 
 
 @pytest.fixture(scope="module")
@@ -309,6 +309,112 @@ async def test_to_make_room_what_was_released_goes_first(world: World) -> None:
         await store.release("q", receipts(kept), 0.0)
         await store.enqueue("q", {0: [entry(5)]}, make_room=True)
         assert bodies(await take(store)) == [3, 4, 5]
+
+
+# Numbered batches.
+
+ONE, OTHER = b"1" * 16, b"2" * 16
+
+
+async def put_numbered(store: Store, number: int, *bodies: Any, producer: bytes = ONE, physical: int = 0) -> int:
+    """How many of them were duplicates."""
+    entries = {physical: [entry(body) for body in bodies]}
+    return await store.enqueue("q", entries, numbered=Numbered(producer, number))
+
+
+@law
+async def test_a_number_that_is_not_above_the_producers_last_keeps_nothing(world: World) -> None:
+    async with with_queue(world, deduplication_s=0) as store:
+        assert await put_numbered(store, 7, "a", "b") == 0
+        assert await put_numbered(store, 7, "b", "a") == 2, "in another order"
+        assert await put_numbered(store, 3, "c") == 1, "a lower number"
+        assert await put_numbered(store, 3, "d", producer=OTHER) == 0, "another producer counts for itself"
+        assert await put_numbered(store, 8, "e") == 0
+        assert (store.counts("q").enqueued, store.counts("q").duplicates) == (4, 3)
+        granted = await take(store)
+        assert bodies(granted) == ["a", "b", "d", "e"]
+        await store.delete("q", receipts(granted))
+    async with opened(world) as store:
+        assert await put_numbered(store, 8, "e") == 1, "after a start, and when its messages are gone"
+        assert await put_numbered(store, 9, "f") == 0
+        assert bodies(await take(store)) == ["f"]
+
+
+@law
+async def test_the_largest_number_is_exact(world: World) -> None:
+    async with with_queue(world) as store:
+        assert await put_numbered(store, BATCH_NUMBER_MAX - 1, "a") == 0
+        assert await put_numbered(store, BATCH_NUMBER_MAX, "b") == 0
+        assert await put_numbered(store, BATCH_NUMBER_MAX, "b") == 1
+
+
+@law
+async def test_each_physical_queue_has_marks_of_its_own(world: World) -> None:
+    """What a batch has brought to some of its physical queues only, its repetition brings to the others."""
+    async with with_queue(world, physical_queues=2) as store:
+        assert await put_numbered(store, 1, "a", physical=1) == 0
+        batches = {0: [entry("b"), entry("c")], 1: [entry("a")]}
+        assert await store.enqueue("q", batches, numbered=Numbered(ONE, 1)) == 1
+        assert await store.enqueue("q", batches, numbered=Numbered(ONE, 1)) == 3
+        assert [bodies(await take(store, physical=physical)) for physical in (0, 1)] == [["b", "c"], ["a"]]
+
+
+@law
+async def test_a_numbered_batch_that_is_refused_sets_no_mark(world: World) -> None:
+    async with with_queue(world, messages_max=3) as store:
+        await put(store, 1, 2)
+        with pytest.raises(Overloaded, match="L608"):
+            await put_numbered(store, 1, 3, 4)
+        await store.delete("q", receipts(await take(store)))
+        assert await put_numbered(store, 1, 3, 4) == 0
+        assert bodies(await take(store)) == [3, 4]
+
+
+@law
+async def test_of_the_same_batch_from_several_at_once_one_is_kept(world: World) -> None:
+    async with with_queue(world) as store:
+        duplicates = await asyncio.gather(*(put_numbered(store, 1, "a", "b") for _ in range(10)))
+        assert sorted(duplicates) == [0] + 9 * [2]
+        assert bodies(await take(store)) == ["a", "b"]
+
+
+async def put_many_producers(store: Store, count: int) -> None:
+    for start in range(0, count, 500):
+        some = [number.to_bytes(16, "big") for number in range(start, min(start + 500, count))]
+        await asyncio.gather(*(put_numbered(store, 1, 0, producer=each) for each in some))
+
+
+@law
+async def test_the_producers_that_came_last_are_remembered(world: World) -> None:
+    async with with_queue(world, durability="memory") as store:
+        await put_numbered(store, 1, 0, producer=ONE)
+        await put_numbered(store, 1, 0, producer=OTHER)
+        await put_many_producers(store, PRODUCERS_MAX - 2)
+        await put_numbered(store, 2, 0, producer=ONE)
+        await put_numbered(store, 1, 0, producer=b"3" * 16)
+        assert await put_numbered(store, 2, 0, producer=ONE) == 1, "it has come again"
+        assert await put_numbered(store, 1, 0, producer=OTHER) == 0, "all others came after it"
+
+
+@law
+async def test_the_order_of_producers_survives_a_start(world: World) -> None:
+    async with with_queue(world, durability="os") as store:
+        await put_numbered(store, 1, 0, producer=OTHER)
+        await asyncio.sleep(0.002)  # marks are ordered by milliseconds
+        await put_numbered(store, 1, 0, producer=ONE)
+    async with opened(world) as store:
+        await put_many_producers(store, PRODUCERS_MAX - 1)
+        assert await put_numbered(store, 1, 0, producer=ONE) == 1
+        assert await put_numbered(store, 1, 0, producer=OTHER) == 0
+
+
+@law
+async def test_a_queue_of_the_same_name_knows_no_producer_of_the_one_before(world: World) -> None:
+    async with with_queue(world) as store:
+        await put_numbered(store, 5, "a")
+        await store.drop("q")
+        await store.define(Definition("q", parse_settings({"physical_queues": 1})))
+        assert await put_numbered(store, 1, "b") == 0
 
 
 # Groups.

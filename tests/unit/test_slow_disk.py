@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.messages import Dequeue
+from tidegate.messages import Dequeue, Enqueued
 from tidegate.queues import LogicalQueues
 from tidegate.queues.enqueue_controller import make_message
 from tidegate.queues.stores.group_commit import GroupCommit
@@ -83,3 +83,40 @@ def test_a_consumer_that_leaves_while_its_delete_waits_for_the_disk_has_deleted(
         await queues.close()
 
     asyncio.run(scenario())
+
+
+def test_a_numbered_batch_that_comes_again_meanwhile_waits_for_what_becomes_of_the_first(
+    tmp_path: Path, may_write: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        queues = LogicalQueues(LmdbStore(tmp_path))
+        await queues.open()
+        await queues.define("q", {"physical_queues": 2})
+
+        def put(number: int) -> asyncio.Task[Enqueued]:
+            return asyncio.create_task(queues.enqueue("q", [make_message(number)], producer="p", number=number))
+
+        await put(1)
+        may_write.clear()
+        first, again = put(2), put(2)
+        await asyncio.sleep(0.05)
+        assert not first.done()
+        assert not again.done()
+        may_write.set()
+        assert [(await first).duplicates, (await again).duplicates] == [0, 1]
+
+        may_write.clear()
+        with monkeypatch.context() as broken:
+            broken.setattr(GroupCommit, "_commit", _fail)
+            failed = await asyncio.gather(put(3), put(3), return_exceptions=True)
+        assert [getattr(each, "code", None) for each in failed] == ["U707", "U707"]
+        may_write.set()
+        assert [(await put(2)).duplicates, (await put(3)).duplicates, (await put(3)).duplicates] == [1, 0, 1]
+        assert (await queues.statistics("q")).messages == 3
+        await queues.close()
+
+    asyncio.run(scenario())
+
+
+def _fail(_commit: GroupCommit, _group: Any) -> None:
+    raise OSError("no disk")

@@ -119,6 +119,33 @@ class Queue:
             )
         return enqueued
 
+    async def put_batch(self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int) -> Enqueued:
+        """Puts messages, or such that are encoded already, as a numbered batch: for as long as the queue exists, one
+        whose number is not above those that `producer` has put before is a repetition, in whatever order its messages
+        come, and nothing of it is kept. So a program that has died in the middle repeats its last batch.
+
+        Numbers are from 1 and go up, one call at a time. A batch must fit one frame: cut a larger one, always in the
+        same way, and give each part a number."""
+        if not producer:
+            raise QueueError("Q915", f"batch {number} has no producer", "name one, the same whenever it is repeated")
+        await self._requests.up()
+        encoded = [_encode(message) for message in messages]
+        room, size = self._room(), sum(map(len, encoded)) + len(producer.encode())
+        if size > room or len(encoded) > BATCH_MESSAGES_MAX:
+            raise QueueError(
+                "Q916",
+                f"batch {number} of {producer!r} has {len(encoded)} messages in {size} bytes",
+                f"cut it into parts of at most {BATCH_MESSAGES_MAX} messages in {room} bytes, and number each",
+            )
+        fields = {
+            "queue": self.name,
+            "producer": producer,
+            "number": number,
+            "messages": msgspec.Raw(join_maps(encoded)),
+        }
+        enqueued: Enqueued = decode_body(await self._requests.enqueue(_encode(fields)), Enqueued)
+        return enqueued
+
     # Consuming.
 
     def __aiter__(self) -> AsyncIterator[Message]:
@@ -204,7 +231,7 @@ class Queue:
 
     def _parts(self, messages: Sequence[NewMessage]) -> list[bytes]:
         """The messages, named and encoded, in bodies that the broker takes as one frame."""
-        room = self._requests.frame_bytes_max - _ENQUEUE_BYTES - len(self.name.encode())
+        room = self._room()
         parts: list[list[bytes]] = [[]]
         size = 0
         for index, message in enumerate(messages):
@@ -222,6 +249,10 @@ class Queue:
             size += len(encoded)
         head = b"\x82" + _encode("queue") + _encode(self.name) + _encode("messages")
         return [head + join_maps(part) for part in parts]
+
+    def _room(self) -> int:
+        """Bytes that the messages of one Enqueue may have."""
+        return self._requests.frame_bytes_max - _ENQUEUE_BYTES - len(self.name.encode())
 
     def _named(self, message: NewMessage) -> NewMessage:
         if message.device:

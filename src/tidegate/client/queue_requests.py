@@ -1,8 +1,8 @@
 """Queue requests of a connection, over a link of their own: each has a number, and waits here for its one answer.
 
 When the link breaks, what is open is sent again under the same numbers once it is back. That is safe for every kind: an
-enqueue's messages are named by device and sequence, and the broker keeps each once; a delete finds its message gone; a
-dequeue has leased nothing that this program has seen.
+enqueue's messages are named by device and sequence, or all together by a number, and the broker keeps them once; a
+delete finds its message gone; a dequeue has leased nothing that this program has seen.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import msgspec
+
 from tidegate.client.address import DEFAULT_ADDRESS
 from tidegate.client.connection import Connection, connect
 from tidegate.client.durable import DurableSubscription
@@ -194,6 +196,9 @@ class SyncQueue:
 
     def put_messages(self, messages: Sequence[NewMessage]) -> Enqueued:
         return self._connection.call(self._queue.put_messages(messages))
+
+    def put_batch(self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int) -> Enqueued:
+        return self._connection.call(self._queue.put_batch(messages, producer=producer, number=number))
 
     def take(self, **options: Any) -> list[Message]:
         return self._connection.call(self._queue.take(**options))

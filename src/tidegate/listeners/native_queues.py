@@ -151,7 +151,9 @@ class QueueRequests:
 
     async def _enqueue(self, enqueue: Enqueue, size_bytes: int) -> Enqueued:
         try:
-            return await self._queues.enqueue(enqueue.queue, enqueue.messages)
+            return await self._queues.enqueue(
+                enqueue.queue, enqueue.messages, producer=enqueue.producer, number=enqueue.number
+            )
         finally:
             was_congested = self.is_congested
             self._enqueued_bytes -= size_bytes

@@ -116,9 +116,18 @@ class LogicalQueues:
 
     # Messages.
 
-    async def enqueue(self, name: str, messages: Sequence[NewMessage], *, make_room: bool = False) -> Enqueued:
+    async def enqueue(
+        self,
+        name: str,
+        messages: Sequence[NewMessage],
+        *,
+        make_room: bool = False,
+        producer: str = "",
+        number: int = 0,
+    ) -> Enqueued:
         """Returns when the messages are as durable as the queue demands."""
-        return await self._get(name).enqueue_controller.enqueue(messages, make_room=make_room)
+        controller = self._get(name).enqueue_controller
+        return await controller.enqueue(messages, make_room=make_room, producer=producer, number=number)
 
     async def dequeue(self, wanted: Dequeue) -> list[Leased]:
         """Leases messages, when there are some; cancel it when the client goes away. Whoever cannot pass the messages

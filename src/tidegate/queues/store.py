@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -27,6 +27,10 @@ from tidegate.queues.definition import Definition, Durability
 
 # Deliveries of a batch that failed before each of its messages is tried alone.
 SUSPECT_AFTER: int = 2
+
+# Each physical queue remembers how far so many producers of numbered batches are, those that came last. A Spark query
+# is a producer a partition, so these are hundreds of queries, in a megabyte of memory.
+PRODUCERS_MAX: Final = 10_000
 
 # (physical queue, messages that can be leased there now)
 OnReady: TypeAlias = Callable[[int, int], None]
@@ -38,6 +42,13 @@ class Entry(NamedTuple):
     sealed: bytes
     group: str = ""
     identity: bytes = b""
+
+
+class Numbered(NamedTuple):
+    """Names a batch: the digest of its producer, and its number among that producer's."""
+
+    producer: bytes
+    number: int
 
 
 class Grant(msgspec.Struct, gc=False):
@@ -107,9 +118,19 @@ class Store(Protocol):
     def watch_definitions(self, changed: Callable[[str, Definition | None], Awaitable[None]]) -> None:
         """Does not wait. Tells of queues that other processes make, change or drop (None)."""
 
-    async def enqueue(self, queue: str, batches: dict[int, list[Entry]], *, make_room: bool = False) -> int:
+    async def enqueue(
+        self,
+        queue: str,
+        batches: dict[int, list[Entry]],
+        *,
+        make_room: bool = False,
+        numbered: Numbered | None = None,
+    ) -> int:
         """Puts entries into physical queues; durable when it returns the number of duplicates among them. Overloaded
-        when they do not fit; with `make_room` the oldest messages go instead."""
+        when they do not fit; with `make_room` the oldest messages go instead.
+
+        Entries that are `numbered` have no identities. Each physical queue keeps its part together with the number, and
+        nothing of it when it has kept that number, or a higher one, of that producer: then all are duplicates."""
 
     async def lease(
         self, queue: str, physical: int, messages_max: int, bytes_max: int, visibility_s: float

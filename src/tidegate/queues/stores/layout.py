@@ -7,6 +7,7 @@
 | counters | queue, physical queue | next sequence, messages, bytes, delivered below |
 | deliveries | as messages | how often delivered, where that is more than once |
 | identities | queue, physical queue, time, sequence | digests of what a commit brought |
+| marks | queue, physical queue, digest of a producer | number of its last batch, time |
 | aside | as messages | what was there in place of a record |
 
 Numbers in keys are big-endian. A number of a queue is never used again.
@@ -28,6 +29,7 @@ IDENTITY_KEY: Final = struct.Struct(">IHQQ")
 IDENTITY_BYTES: Final = 16
 _COUNTERS: Final = struct.Struct("<QQQQ")
 _DELIVERIES: Final = struct.Struct("<I")
+_MARK: Final = struct.Struct("<QQ")
 
 
 class Counters(NamedTuple):
@@ -51,6 +53,7 @@ class Databases:
         self.counters = self.commit.open_database("counters")
         self.deliveries = self.commit.open_database("deliveries")
         self.identities = self.commit.open_database("identities")
+        self.marks = self.commit.open_database("marks")
         self.aside = self.commit.open_database("aside")
 
     def read_counters(self, transaction: lmdb.Transaction, prefix: bytes) -> Counters:
@@ -141,10 +144,32 @@ class Databases:
             is_there = cursor.next()
         return found
 
+    def write_mark(self, transaction: lmdb.Transaction, key: bytes, number: int, now_s: float) -> None:
+        transaction.put(key, _MARK.pack(number, int(1000 * now_s)), db=self.marks)
+
+    def forget_mark(self, transaction: lmdb.Transaction, key: bytes) -> None:
+        transaction.delete(key, db=self.marks)
+
+    def read_mark(self, transaction: lmdb.Transaction, key: bytes) -> int:
+        """The number of a producer's last batch; 0 when it has none here."""
+        value = transaction.get(key, db=self.marks)
+        return 0 if value is None else int(_MARK.unpack(value)[0])
+
+    def read_marks(self, transaction: lmdb.Transaction, prefix: bytes) -> dict[bytes, int]:
+        """Producers and the numbers of their last batches, those that came last at the end."""
+        found: list[tuple[int, bytes, int]] = []
+        cursor = transaction.cursor(db=self.marks)
+        is_there = cursor.set_range(prefix)
+        while is_there and key_of(cursor).startswith(prefix):
+            number, came_ms = _MARK.unpack(value_of(cursor))
+            found.append((came_ms, key_of(cursor)[len(prefix) :], number))
+            is_there = cursor.next()
+        return {producer: number for _came_ms, producer, number in sorted(found)}
+
     def clear(self, transaction: lmdb.Transaction, prefix: bytes, entries_max: int) -> bool:
         """Removes what there is of a physical queue, some entries at a time; false when more is left."""
         left = entries_max
-        for database in (self.messages, self.deliveries, self.identities, self.aside):
+        for database in (self.messages, self.deliveries, self.identities, self.marks, self.aside):
             cursor = transaction.cursor(db=database)
             is_there = cursor.set_range(prefix)
             while is_there and key_of(cursor).startswith(prefix):

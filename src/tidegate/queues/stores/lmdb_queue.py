@@ -23,6 +23,7 @@ from tidegate.queues.store import (
     Entry,
     Grant,
     Granted,
+    Numbered,
     OnReady,
     Receipt,
     SealedPage,
@@ -30,8 +31,9 @@ from tidegate.queues.store import (
     queue_full,
     store_failed,
 )
+from tidegate.queues.stores.group_commit import Write
 from tidegate.queues.stores.layout import IDENTITY_KEY, KEY, Databases, key_of, sequence_of, value_of
-from tidegate.queues.stores.physical_queue import PhysicalQueue, Selection
+from tidegate.queues.stores.physical_queue import Mark, PhysicalQueue, Selection
 
 
 class LmdbQueue:
@@ -83,6 +85,39 @@ class LmdbQueue:
         self.counts.enqueued += count
         self.counts.duplicates += len(repeated)
         return len(repeated)
+
+    async def enqueue_numbered(self, batches: dict[int, list[Entry]], numbered: Numbered) -> int:
+        """A numbered batch has no identities; its marks are written in the commit of its messages."""
+        producer, number = numbered
+        before = {physical: self.physical[physical].marks.get(producer) for physical in batches}
+        repeated = {physical: mark for physical, mark in before.items() if mark is not None and mark.number >= number}
+        fresh = {physical: entries for physical, entries in batches.items() if physical not in repeated}
+        count = sum(len(entries) for entries in fresh.values())
+        size_bytes = sum(len(entry.sealed) for entries in fresh.values() for entry in entries)
+        self._check_room(count, size_bytes)
+        now_s, mark = time.time(), Mark(number)
+        marked = [self.physical[physical] for physical in fresh]
+        forgotten = [at.prefix + each for at in marked for each in at.set_mark(producer, mark)]
+
+        def write_marks(transaction: lmdb.Transaction) -> None:
+            for at in marked:
+                self.databases.write_mark(transaction, at.prefix + producer, number, now_s)
+            for key in forgotten:
+                self.databases.forget_mark(transaction, key)
+
+        try:
+            await self._commit_entries(fresh, size_bytes, now_s, write_marks)
+        except TidegateError:
+            self._take_back(marked, producer, mark)
+            raise
+        mark.is_durable = True
+        # What it repeats was written before this, or has failed.
+        if not all(each.is_durable for each in repeated.values()):
+            raise store_failed("the batch that this one repeats was not kept")
+        duplicates = sum(len(batches[physical]) for physical in repeated)
+        self.counts.enqueued += count
+        self.counts.duplicates += duplicates
+        return duplicates
 
     def lease(
         self, physical: int, messages_max: int, bytes_max: int, visibility_s: float
@@ -240,6 +275,16 @@ class LmdbQueue:
                 at.load(counters, databases.read_deliveries(transaction, at.prefix))
                 at.identities = databases.read_identities(transaction, at.prefix, since_s)
                 at.forget_identities(since_s, settings.deduplication_messages_max)
+                marks = databases.read_marks(transaction, at.prefix)
+                at.marks = {producer: Mark(number, is_durable=True) for producer, number in marks.items()}
+
+    def _take_back(self, marked: list[PhysicalQueue], producer: bytes, mark: Mark) -> None:
+        """What was not committed is not marked: the disk knows what was before."""
+        with self.databases.commit.reading() as transaction:
+            for at in marked:
+                if at.marks.get(producer) is mark:
+                    kept = self.databases.read_mark(transaction, at.prefix + producer)
+                    at.marks[producer] = Mark(kept, is_durable=True)
 
     def _without_duplicates(
         self, batches: dict[int, list[Entry]], now_s: float
@@ -321,7 +366,9 @@ class LmdbQueue:
         at.size_bytes -= size_bytes
         self.counts.dropped += len(sequences)
 
-    async def _commit_entries(self, batches: dict[int, list[Entry]], size_bytes: int, now_s: float) -> None:
+    async def _commit_entries(
+        self, batches: dict[int, list[Entry]], size_bytes: int, now_s: float, write_marks: Write | None = None
+    ) -> None:
         databases = self.databases
         numbered = [self._number(self.physical[physical], entries) for physical, entries in batches.items()]
         count = sum(len(items) for _at, items, _identities, _size in numbered)
@@ -340,6 +387,8 @@ class LmdbQueue:
                     key = IDENTITY_KEY.pack(at.queue, at.number, int(1000 * now_s), sequence_of(items[0][0]))
                     forget_below = IDENTITY_KEY.pack(at.queue, at.number, forget_before_ms, 0)
                     databases.write_identities(transaction, key, identities, at.prefix, forget_below)
+            if write_marks is not None:
+                write_marks(transaction)
 
         try:
             await databases.commit.commit(write, size_bytes)

@@ -27,7 +27,7 @@ import msgspec
 from tidegate.errors import ConfigError, TidegateError
 from tidegate.messages import PAGE_BYTES_MAX, Level
 from tidegate.queues.definition import DEAD, Definition, Durability, QueueSettings
-from tidegate.queues.store import Entry, Granted, OnReady, SealedPage, StoreCounts, no_such_queue
+from tidegate.queues.store import Entry, Granted, Numbered, OnReady, SealedPage, StoreCounts, no_such_queue
 from tidegate.queues.stores.group_commit import MAP_BYTES, GroupCommit
 from tidegate.queues.stores.layout import PREFIX, Databases
 from tidegate.queues.stores.lmdb_queue import LmdbQueue
@@ -134,7 +134,16 @@ class LmdbStore:
 
     # Messages: each step is the queue's own.
 
-    async def enqueue(self, queue: str, batches: dict[int, list[Entry]], *, make_room: bool = False) -> int:
+    async def enqueue(
+        self,
+        queue: str,
+        batches: dict[int, list[Entry]],
+        *,
+        make_room: bool = False,
+        numbered: Numbered | None = None,
+    ) -> int:
+        if numbered is not None:
+            return await self._queue(queue).enqueue_numbered(batches, numbered)
         return await self._queue(queue).enqueue(batches, make_room=make_room)
 
     async def lease(self, queue: str, physical: int, messages_max: int, bytes_max: int, visibility_s: float) -> Granted:

@@ -1,12 +1,13 @@
 """A physical queue of the LMDB store, as the broker's process knows it: counts, leases, and where reading stands.
 
 The messages are on the disk; here is only what must not be asked of it: how many there are, which number comes next,
-which message is the first that was never taken (`cursor`), who has leased what, and which identities came lately. So
-a million messages that wait cost no memory.
+which message is the first that was never taken (`cursor`), who has leased what, which identities came lately, and how
+far producers of numbered batches are. So a million messages that wait cost no memory.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,11 +17,20 @@ import lmdb
 from tidegate.queues.definition import QueueSettings
 from tidegate.queues.leases import Leases
 from tidegate.queues.records import group_of, has_group
-from tidegate.queues.store import is_alone
+from tidegate.queues.store import PRODUCERS_MAX, is_alone
 from tidegate.queues.stores.layout import KEY, PREFIX, Counters, sequence_of
 
 # Messages behind a held group that are stepped over and remembered, before a lease stops looking further.
 BEHIND_MAX = 10_000
+
+
+@dataclass(slots=True)
+class Mark:
+    """The number of a producer's last batch here. Until it is durable the batch is on its way to the disk, and whoever
+    sends it again has to wait for what becomes of it."""
+
+    number: int
+    is_durable: bool = False
 
 
 @dataclass(slots=True)
@@ -39,6 +49,7 @@ class PhysicalQueue:
     leaving: int = 0
     dropping: set[int] = field(default_factory=set)
     identities: dict[bytes, float] = field(default_factory=dict)
+    marks: dict[bytes, Mark] = field(default_factory=dict)
     wakes_at_s: float = float("inf")
 
     @property
@@ -68,6 +79,15 @@ class PhysicalQueue:
             old.append(identity)
         for identity in old:
             del self.identities[identity]
+
+    def set_mark(self, producer: bytes, mark: Mark) -> list[bytes]:
+        """The producer is the one that came last; those that are forgotten for it."""
+        self.marks.pop(producer, None)
+        self.marks[producer] = mark
+        forgotten = list(itertools.islice(self.marks, max(0, len(self.marks) - PRODUCERS_MAX)))
+        for each in forgotten:
+            del self.marks[each]
+        return forgotten
 
     def candidates(self, cursor: lmdb.Cursor) -> Iterator[tuple[int, bytes, bool]]:
         """(sequence, sealed record, whether it waits to be delivered again) in the order of delivery."""

@@ -10,6 +10,8 @@
 | `{q:i}:b` | sorted set | group and sequence of messages behind others of their group that are leased |
 | `{q:i}:g` | hash | group: how many of its messages are leased |
 | `{q:i}:i` | sorted set | identities by the microsecond at which they came |
+| `{q:i}:m` | hash | mark of a producer: the number of its last batch |
+| `{q:i}:u` | sorted set | producers by the microsecond at which their last batch came |
 | `{q:i}:w` | stream | one entry, replaced whenever messages can be leased that could not before: blocked reads wake |
 | `{q:i}:x` | hash | sequence: what was there in place of a record |
 
@@ -23,7 +25,9 @@ from __future__ import annotations
 from hashlib import sha1
 from typing import Final
 
-KEYS: Final = "sclabdgiwx"
+from tidegate.queues.store import PRODUCERS_MAX
+
+KEYS: Final = "sclabdgimuwx"
 # Messages that a script removes or moves at most: Redis does nothing else meanwhile.
 STEP_MESSAGES_MAX: Final = 1000
 # A blocked read ends after so long, and looks after deadlines; nearer ones wake it when they are set.
@@ -40,7 +44,7 @@ class Script:
 
 
 _KEYS_AND_BOUNDS: Final = f"""
-local EXPIRED_MAX, SOON_MS, BEHIND_MAX = 2000, {BLOCK_MS}, {BEHIND_MAX}
+local EXPIRED_MAX, SOON_MS, BEHIND_MAX, PRODUCERS_MAX = 2000, {BLOCK_MS}, {BEHIND_MAX}, {PRODUCERS_MAX}
 local function queue(first)
   local q, names = {{}}, '{KEYS}'
   for at = 1, #names do q[string.sub(names, at, at)] = KEYS[first + at - 1] end
@@ -159,16 +163,21 @@ end
 local function counter(q, name) return tonumber(redis.call('HGET', q.c, name) or '0') end
 """
 
-# messages_max, bytes_max, deduplication in microseconds, identities_max, make room (1 or 0), then record, group and
-# identity of each. Gives {0, duplicates, dropped, waiting}, or {1, messages} or {2, bytes} when it is full.
+# messages_max, bytes_max, deduplication in microseconds, identities_max, make room (1 or 0), producer and number of the
+# batch if it has them, then record, group and identity of each. Gives {0, duplicates, dropped, waiting}, or
+# {1, messages} or {2, bytes} when it is full.
 ENQUEUE: Final = Script(r"""
 local q = queue(1)
 local messages_max, bytes_max, kept_us = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
+local producer, number = ARGV[6], tonumber(ARGV[7])
+if producer ~= '' and tonumber(redis.call('HGET', q.m, producer) or '0') >= number then
+  return {0, (#ARGV - 7) / 3, 0, waiting(q)}
+end
 local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 
 local fresh, seen, size, duplicates = {}, {}, 0, 0
-for at = 6, #ARGV, 3 do
+for at = 8, #ARGV, 3 do
   local identity = kept_us > 0 and ARGV[at + 2] or ''
   local came = identity ~= '' and (seen[identity] or tonumber(redis.call('ZSCORE', q.i, identity) or '0')) or 0
   if came > 0 and came >= now_us - kept_us then
@@ -207,6 +216,14 @@ end
 for index, at in ipairs(fresh) do
   append(q, last - #fresh + index, ARGV[at], ARGV[at + 1])
   if kept_us > 0 and ARGV[at + 2] ~= '' then redis.call('ZADD', q.i, now_us + index, ARGV[at + 2]) end
+end
+if producer ~= '' then
+  redis.call('HSET', q.m, producer, text(number))
+  redis.call('ZADD', q.u, now_us, producer)
+  for _, forgotten in ipairs(redis.call('ZRANGE', q.u, 0, -1 - PRODUCERS_MAX)) do
+    redis.call('HDEL', q.m, forgotten)
+    redis.call('ZREM', q.u, forgotten)
+  end
 end
 redis.call('HINCRBY', q.c, 'bytes', size)
 redis.call('ZREMRANGEBYSCORE', q.i, '-inf', '(' .. text(now_us - kept_us))

@@ -28,6 +28,7 @@ from tidegate.queues.store import (
     Entry,
     Grant,
     Granted,
+    Numbered,
     OnReady,
     Receipt,
     SealedPage,
@@ -155,7 +156,14 @@ class RedisStore:
 
     # Messages.
 
-    async def enqueue(self, queue: str, batches: dict[int, list[Entry]], *, make_room: bool = False) -> int:
+    async def enqueue(
+        self,
+        queue: str,
+        batches: dict[int, list[Entry]],
+        *,
+        make_room: bool = False,
+        numbered: Numbered | None = None,
+    ) -> int:
         state = self._queue(queue)
         settings = state.settings
         limits = (
@@ -164,6 +172,7 @@ class RedisStore:
             int(1e6 * settings.deduplication_s),
             settings.deduplication_messages_max,
             int(make_room),
+            *(numbered or (b"", 0)),
         )
         calls = [
             (state.keys[physical], [*limits, *(part for entry in entries for part in entry)])
