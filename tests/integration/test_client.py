@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import secrets
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from broker_checks import WAIT_S, run, take, take_until, wait_load
@@ -24,6 +27,7 @@ from tidegate import (
     FilterError,
     NotAllowed,
     NotificationError,
+    NumberedPublisher,
     Overloaded,
     ProtocolError,
     TidegateError,
@@ -360,6 +364,74 @@ class TestTheSynchronousFace:
                 connection.publish({"a": float("nan")})
             with pytest.raises(FilterError):
                 connection.subscribe("a >")
+
+
+def encoded(*numbers: int) -> list[bytes]:
+    return [msgspec.msgpack.encode({"n": number}) for number in numbers]
+
+
+class TestANumberedPublisher:
+    def test_publishes_a_number_once_whoever_repeats_it(self, broker: BrokerProcess) -> None:
+        async def scenario() -> None:
+            name = f"job-{secrets.token_hex(6)}"
+            async with connect(broker.native) as connection, connection.subscribe("n") as subscription:
+                async with connection.numbered_publisher(name) as publisher:
+                    assert await publisher.publish(1, encoded(*range(300))) == 300
+                    assert await publisher.publish(1 << 20, encoded(*range(300, 1300))) == 1000
+                async with connect(broker.native) as other, other.numbered_publisher(name) as publisher:
+                    assert await publisher.publish(1, encoded(*range(300))) == 0
+                    assert await publisher.publish((1 << 20) + 900, encoded(*range(1200, 1500))) == 200
+                    assert await publisher.publish(1 << 40, []) == 0
+                    assert await publisher.publish(1 << 60, encoded(1500)) == 1
+                deliveries = await take(subscription, 1501)
+                assert [delivery.notification["n"] for delivery in deliveries] == list(range(1501))
+                assert {delivery.publisher for delivery in deliveries} == {name}
+                assert deliveries[-1].sequence == 1 << 60
+
+        run(scenario())
+
+    def test_counts_upwards(self, broker: BrokerProcess) -> None:
+        async def scenario() -> None:
+            name = f"job-{secrets.token_hex(6)}"
+            async with connect(broker.native) as connection, connection.numbered_publisher(name) as publisher:
+                await publisher.publish(1, encoded(1, 2))
+                with pytest.raises(ProtocolError, match=r"P332.*at 2.*publish 2"):
+                    await publisher.publish(2, encoded(3))
+                with pytest.raises(NotificationError, match="N208"):
+                    await publisher.publish(3, [msgspec.msgpack.encode({"n": float("nan")})])
+                with pytest.raises(NotificationError, match="N211"):
+                    await publisher.publish(4, [bytes(2_000_000)])
+                assert await publisher.publish(5, encoded(3)) == 1
+
+        run(scenario())
+
+    def test_is_ended_by_another_of_its_name_and_by_its_connection(self, broker: BrokerProcess) -> None:
+        async def publish_for_ever(publisher: NumberedPublisher) -> None:
+            for number in itertools.count(2):
+                await publisher.publish(number, encoded(number))
+
+        async def scenario() -> None:
+            name = f"job-{secrets.token_hex(6)}"
+            async with connect(broker.native) as connection:
+                first = await connection.numbered_publisher(name).__aenter__()
+                await first.publish(1, encoded(1))
+                async with connection.numbered_publisher(name) as second:
+                    with pytest.raises(NotAllowed, match="A504"):
+                        await publish_for_ever(first)
+                    assert await second.publish(1 << 40, encoded(2)) == 1
+                last = await connection.numbered_publisher(name).__aenter__()
+            with pytest.raises(Unavailable, match="U706"):
+                await last.publish(1 << 41, encoded(3))
+
+        run(scenario())
+
+    def test_without_a_broker_leaves_nothing_behind(self) -> None:
+        async def scenario() -> None:
+            async with connect(NOWHERE, connect_timeout_s=0.1) as connection:
+                with pytest.raises(Unavailable, match="U701"):
+                    await connection.numbered_publisher("job").__aenter__()
+
+        run(scenario())
 
 
 class TestAfterAFinalError:

@@ -8,6 +8,7 @@ by themselves; what is unacknowledged is sent again under the same numbers, and 
 from tidegate.client.connection import Connection, connect
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.message import Message
+from tidegate.client.numbered_publisher import NumberedPublisher
 from tidegate.client.queue import Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.client.synchronous import SyncConnection, SyncQueue, connect_sync
@@ -17,6 +18,7 @@ __all__ = [
     "Delivery",
     "DurableSubscription",
     "Message",
+    "NumberedPublisher",
     "Queue",
     "Subscription",
     "SyncConnection",

@@ -22,6 +22,7 @@ import msgspec
 from tidegate.client.address import DEFAULT_ADDRESS, Address
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import LinkOptions, not_open
+from tidegate.client.numbered_publisher import NumberedPublisher
 from tidegate.client.publisher import Publisher, PublisherStatistics
 from tidegate.client.queue import Queue
 from tidegate.client.queue_requests import QueueRequests
@@ -56,6 +57,7 @@ class Connection:
         self._publisher: Publisher | None = None
         self._subscriber: Subscriber | None = None
         self._requests: QueueRequests | None = None
+        self._numbered: set[NumberedPublisher] = set()
         self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -81,8 +83,9 @@ class Connection:
             tasks, self._tasks = self._tasks, None
             self._subscriber.close()
             self._requests.close()
-            if self._publisher is not None:
-                self._publisher.close()
+            for publisher in (self._publisher, *self._numbered):
+                if publisher is not None:
+                    publisher.close()
             # The links end by themselves once they are closed, so the group has nothing to cancel.
             await tasks.__aexit__(None, None, None)
 
@@ -103,6 +106,15 @@ class Connection:
             raise not_open()
         if self._publisher is not None:
             await self._publisher.flush()
+
+    def numbered_publisher(self, name: str) -> NumberedPublisher:
+        """A publisher of this very name, whose user numbers what it publishes, for use in `async with`: so a program
+        that repeats something after a crash publishes it once."""
+        if self._tasks is None:
+            raise not_open()
+        publisher = NumberedPublisher(self._options, name, self._tasks, self._numbered.discard)
+        self._numbered.add(publisher)
+        return publisher
 
     @overload
     def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> Subscription: ...

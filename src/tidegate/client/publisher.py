@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,17 +96,15 @@ class Publisher:
     async def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Returns when all are acknowledged. NotificationError when the broker refused one; the others went."""
         call = _Call()
-        self._calls.add(call)
-        try:
-            if isinstance(notifications, Mapping):
-                await self._append(notifications, call)
-            else:
-                await self._append_many(notifications, call)
-            if call.ranges:
-                await self._acknowledgement(call.ranges[-1][1])
-        finally:
-            self._calls.discard(call)
-        call.raise_if_refused()
+        if isinstance(notifications, Mapping):
+            await self._finish(call, self._append(notifications, call))
+        else:
+            await self._finish(call, self._append_many(notifications, call))
+
+    async def publish_encoded(self, first: int, maps: Sequence[bytes]) -> None:
+        """The same for notifications that are encoded already, under numbers from `first` on, above all before."""
+        call = _Call()
+        await self._finish(call, self._append_encoded(first, maps, call))
 
     async def publish_soon(self, notification: Mapping[str, Any]) -> None:
         """Returns when there is room for it; `flush` waits for the acknowledgements."""
@@ -159,6 +157,16 @@ class Publisher:
 
     # Inside.
 
+    async def _finish(self, call: _Call, appending: Coroutine[Any, Any, None]) -> None:
+        self._calls.add(call)
+        try:
+            await appending
+            if call.ranges:
+                await self._acknowledgement(call.ranges[-1][1])
+        finally:
+            self._calls.discard(call)
+        call.raise_if_refused()
+
     async def _append(self, notification: Mapping[str, Any], call: _Call | None) -> None:
         encoded = _encode_one(notification, self._frame_bytes_max)
         if not self._has_room.is_set() or self._error is not None:
@@ -189,6 +197,24 @@ class Publisher:
             first, self._sequence = self._sequence + 1, self._sequence + len(part)
             call.ranges.append((first, self._sequence))
             self._send(self._sequence, publish_frame(first, body))
+
+    async def _append_encoded(self, first: int, maps: Sequence[bytes], call: _Call) -> None:
+        assert first > self._sequence, (first, self._sequence)
+        self._send_batch()
+        self._sequence = first - 1
+        for encoded in maps:
+            _check_size(encoded, self._frame_bytes_max)
+        start = 0
+        while start < len(maps):
+            stop, size = start + 1, len(maps[start])
+            while stop < min(len(maps), start + BATCH_NOTIFICATIONS) and size + len(maps[stop]) <= BATCH_BYTES:
+                size += len(maps[stop])
+                stop += 1
+            await self._room()
+            part_first, self._sequence = self._sequence + 1, self._sequence + stop - start
+            call.ranges.append((part_first, self._sequence))
+            self._send(self._sequence, publish_frame(part_first, join_maps(list(maps[start:stop]))))
+            start = stop
 
     async def _room(self) -> None:
         while not self._has_room.is_set():
@@ -267,11 +293,15 @@ def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
     except (TypeError, OverflowError, UnicodeEncodeError):
         check(notification)
         raise
+    _check_size(encoded, frame_bytes_max)
+    return encoded
+
+
+def _check_size(encoded: bytes, frame_bytes_max: int) -> None:
     if len(encoded) + HEADER_BYTES + 8 > frame_bytes_max:
         raise NotificationError(
             "N211", f"the notification has {len(encoded)} bytes", f"the broker takes frames of {frame_bytes_max}"
         )
-    return encoded
 
 
 def _encode_many(notifications: Sequence[Mapping[str, Any]]) -> bytes | None:
