@@ -1,7 +1,8 @@
 """The link to the broker from Spark's Python workers: one a process and broker, kept while the worker lives.
 
 Every step is bounded: while the broker does not answer, the client connects again and again; after the option
-retryTimeoutS the step fails with the cure, and so does its task or query.
+retryTimeoutS the step fails with the cure, and so does its task or query. `ask` is one step; what `run` runs has
+several, each `within` that time.
 """
 
 from __future__ import annotations
@@ -25,27 +26,32 @@ _links: dict[BrokerOptions, SyncConnection] = {}
 
 def ask(options: BrokerOptions, question: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
     """Runs `question` on this process's connection to the broker. Unavailable when it takes longer than it may."""
+    return run(options, lambda connection: within(options, question(connection)))
 
-    async def within() -> T:
-        told = asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, options)
-        try:
-            async with asyncio.timeout(options.retry_timeout_s):
-                return await question(link.connection)
-        except TimeoutError:
-            raise Unavailable(
-                "U710",
-                f"the broker at {options.address} has not answered for {options.retry_timeout_s:g} s",
-                "see to it, and start the query again with the same checkpoint: nothing is lost",
-            ) from None
-        finally:
-            told.cancel()
 
+def run(options: BrokerOptions, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
+    """Runs `work`, whose steps are `within` their time, on this process's connection."""
     link = _link(options)
     try:
-        return link.call(within())
+        return link.call(work(link.connection))
     except Unavailable:
         _forget(options)
         raise
+
+
+async def within(options: BrokerOptions, step: Coroutine[Any, Any, T]) -> T:
+    told = asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, options)
+    try:
+        async with asyncio.timeout(options.retry_timeout_s):
+            return await step
+    except TimeoutError:
+        raise Unavailable(
+            "U710",
+            f"the broker at {options.address} has not answered for {options.retry_timeout_s:g} s",
+            "see to it, and start the query again with the same checkpoint: nothing is lost",
+        ) from None
+    finally:
+        told.cancel()
 
 
 def _link(options: BrokerOptions) -> SyncConnection:

@@ -33,7 +33,8 @@ from tidegate.messages import Level, Levels, Page
 from tidegate.pipeline.broker_link import ask
 from tidegate.pipeline.columns import Columns, check_schema, full_schema
 from tidegate.pipeline.offsets import Offset, allot
-from tidegate.pipeline.options import SourceOptions, parse_source_options
+from tidegate.pipeline.options import SourceOptions, parse_sink_options, parse_source_options
+from tidegate.pipeline.sink import RowStreamWriter, RowWriter
 
 
 class TidegateSource(DataSource):
@@ -51,6 +52,12 @@ class TidegateSource(DataSource):
 
     def streamReader(self, schema: StructType) -> QueueStreamReader:  # noqa: N802
         return QueueStreamReader(parse_source_options(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> RowWriter:
+        return RowWriter(parse_sink_options(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> RowStreamWriter:  # noqa: N802
+        return RowStreamWriter(parse_sink_options(self.options), schema, overwrite)
 
 
 @dataclass

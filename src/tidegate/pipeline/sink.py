@@ -1,0 +1,190 @@
+"""Sink: the rows of a DataFrame go into a logical queue, or are published as notifications.
+
+    stream.writeStream.format("tidegate").option("queue", "alerts").option("checkpointLocation", …).start()
+
+    rows of a partition ─► encoded ─► sorted ─► cut and numbered ─► the broker, which keeps each number once
+
+Exactly once in effect. Spark repeats a task that has failed, and after a crash the whole last micro-batch, with the
+same query id, batch id and partitions but with the rows of a partition in another order. So rows are sorted by their
+bytes and numbered by batch id and place: what was sent before has its number from the first time, whatever became of
+the driver, and the broker leaves it out. `write` returns when its rows are durable; there is nothing left for a commit
+to do, and nothing that an abort should undo, for the repetition finds it there. Rows of a batch can therefore be seen
+before the batch is committed; each is there once.
+
+What may go wrong: the broker is away, or its queue is full (tried again for retryTimeoutS, then an error); a batch is
+repeated with other rows than before, because the query was changed or is not deterministic, or with other partitions.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from tidegate.client import Connection
+from tidegate.errors import ConfigError, Overloaded
+from tidegate.pipeline.broker_link import ask, run, within
+from tidegate.pipeline.options import SinkOptions
+from tidegate.pipeline.rows import MessageRows, NotificationRows, Rows
+
+# How a partition is cut into numbered batches. Every broker takes frames of this size, so that the cut does not depend
+# on one; to change these would give the rows of an unfinished micro-batch other numbers.
+PART_BYTES: Final = 256 * 1024
+PART_MESSAGES: Final = 10_000
+# A number is that of the micro-batch in front of the part's or the row's in its partition, which has so many bits.
+PLACE_BITS: Final = 20
+# Rows that are published in one step, which has retryTimeoutS.
+STEP_ROWS: Final = 10_000
+
+
+@dataclass
+class Written(WriterCommitMessage):
+    """What a task has done: its rows, and how many of them were there before."""
+
+    rows: int
+    repeated: int
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names the rows of a task: the same whenever Spark repeats it, and never another's."""
+
+    writer: str
+    batch: int
+    partition: int
+
+    @property
+    def producer(self) -> str:
+        return f"spark-{self.writer}-{self.partition}"
+
+    def number(self, place: int) -> int:
+        """From 1; `place` counts from 0 in the partition."""
+        assert place < 1 << PLACE_BITS, place
+        return (self.batch << PLACE_BITS | place) + 1
+
+
+class RowWriter(DataSourceArrowWriter):
+    """`df.write`: each has a name of its own, made on the driver, so that a repeated task finds what it has sent."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+        self._schema = schema
+        self._name = secrets.token_hex(16)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return write_rows(self._options, self._schema, Key(self._name, 0, _context().partitionId()), iterator)
+
+
+class RowStreamWriter(DataSourceStreamArrowWriter):
+    """`stream.writeStream`: named by the query, which has its id from the checkpoint."""
+
+    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+        _check(options, schema, overwrite)
+        self._options = options
+        self._schema = schema
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        context = _context()
+        query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
+        assert query is not None
+        assert batch is not None
+        return write_rows(self._options, self._schema, Key(query, int(batch), context.partitionId()), iterator)
+
+
+def write_rows(options: SinkOptions, schema: StructType, key: Key, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Runs on an executor. The rows of a partition are in memory together, to be sorted."""
+    rows = _rows(options, schema)
+    encoded: list[bytes] = []
+    for batch in batches:
+        encoded += rows.encode(batch, len(encoded))
+    encoded.sort()
+    if not encoded:
+        return Written(0, 0)
+    return Written(len(encoded), _enqueue(options, key, encoded) if options.queue else _publish(options, key, encoded))
+
+
+def _enqueue(options: SinkOptions, key: Key, messages: list[bytes]) -> int:
+    """One part after the other: a number is kept only while those before it are."""
+    return sum(_put(options, part, key.producer, key.number(place)) for place, part in enumerate(_cut(messages)))
+
+
+def _cut(messages: list[bytes]) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    size = 0
+    for message in messages:
+        if part and (size + len(message) > PART_BYTES or len(part) == PART_MESSAGES):
+            yield part
+            part, size = [], 0
+        part.append(message)
+        size += len(message)
+    yield part
+
+
+def _put(options: SinkOptions, part: list[bytes], producer: str, number: int) -> int:
+    """How many of them were there before. A queue that is full is tried again, when it says so."""
+    messages = [msgspec.Raw(message) for message in part]
+    deadline_s = time.monotonic() + options.broker.retry_timeout_s
+
+    async def put(broker: Connection) -> int:
+        enqueued = await broker.queue(options.queue).put_batch(messages, producer=producer, number=number)
+        return enqueued.duplicates
+
+    while True:
+        try:
+            return ask(options.broker, put)
+        except Overloaded as error:
+            if time.monotonic() + error.retry_after_s > deadline_s:
+                raise
+            time.sleep(error.retry_after_s)
+
+
+def _publish(options: SinkOptions, key: Key, notifications: list[bytes]) -> int:
+    if len(notifications) > 1 << PLACE_BITS:
+        raise ConfigError(
+            "C424",
+            f"partition {key.partition} has {len(notifications)} rows to publish, in one batch",
+            f"publish at most {1 << PLACE_BITS}: repartition, or read fewer with maxRowsPerTrigger",
+        )
+
+    async def publish(broker: Connection) -> int:
+        publisher = broker.numbered_publisher(key.producer)
+        await within(options.broker, publisher.__aenter__())
+        try:
+            fresh = 0
+            for place in range(0, len(notifications), STEP_ROWS):
+                step = publisher.publish(key.number(place), notifications[place : place + STEP_ROWS])
+                fresh += await within(options.broker, step)
+            return len(notifications) - fresh
+        finally:
+            publisher.close()
+
+    return run(options.broker, publish)
+
+
+def _check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
+    if overwrite:
+        raise ConfigError(
+            "C423",
+            "what was sent cannot be overwritten",
+            'write with mode("append"), stream with outputMode("append") or outputMode("update")',
+        )
+    _rows(options, schema)
+
+
+def _rows(options: SinkOptions, schema: StructType) -> Rows:
+    return MessageRows(schema) if options.queue else NotificationRows(schema)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    return context
