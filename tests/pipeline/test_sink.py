@@ -26,12 +26,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from tidegate import Message, NotAllowed, Overloaded, SyncConnection, TidegateError, connect_sync
+from tidegate import ConfigError, Message, NotAllowed, Overloaded, SyncConnection, TidegateError, connect_sync
 from tidegate.client.synchronous import SyncSubscription
 from tidegate.pipeline.options import parse_sink_options
 from tidegate.pipeline.progress import to_error
 from tidegate.pipeline.rows import NotificationRows
-from tidegate.pipeline.sink import Key, RowWriter, Written, write_rows
+from tidegate.pipeline.sink import Key, RowWriter, Written, _publish, write_rows
 from tidegate.pipeline.source import TidegateSource
 
 # Spark's workers do not find this module by its name.
@@ -461,6 +461,11 @@ def test_a_bad_value_is_named_and_nothing_is_sent(
         assert take(subscription, 1) == [{"mark": mark, "n": "alone"}]
     assert error.code == "N208"
     assert error.message == "row 7 of its partition: NO2=nan is not a finite number"
+
+
+def test_more_rows_than_have_numbers_are_not_published() -> None:
+    with pytest.raises(ConfigError, match=r"C424.*partition 3 has 1048577 rows.*repartition"):
+        _publish(parse_sink_options({"address": NOWHERE}), Key("q", 0, 3), [b"\x80"] * ((1 << 20) + 1))
 
 
 @pytest.mark.parametrize("options", [{"queue": "q"}, {}])
