@@ -104,7 +104,7 @@ def _throughput(bench: _Bench, rounds: int) -> str:
     limit = max(parts, key=lambda part: parts[part])
     notes = (
         f"medians of {rounds} rounds in turns; {MASTER}, two physical queues, rows of 1 KB with all columns, to noop",
-        f"streams: {ROWS_PER_TRIGGER:,} rows a micro-batch, deleted behind it; not counted: the first {WARM_UP_BATCHES}",
+        f"streams: {ROWS_PER_TRIGGER:,} rows a batch, deleted behind it; the first {WARM_UP_BATCHES} do not count",
         "CPU in us a row, of all processes of a kind; the rest of two cores is idle or somebody else's",
         f"the largest part of Tidegate's stream is {limit}",
     )
