@@ -9,7 +9,7 @@
     │   ├── QueueError          Q9xx  a queue, a message, a receipt
     │   │   ├── NoSuchQueue
     │   │   └── ConflictingQueue
-    │   └── (itself)            D8xx  a file of readings
+    │   └── (itself)            D8xx  a file: readings, subscriptions, a saved index
     ├── NotAllowed              A5xx  no or a wrong token, a foreign origin
     ├── Overloaded              L6xx  a limit is reached; `retry_after_s` says when to come back
     └── Unavailable             U7xx  the broker cannot be reached, or is shutting down

@@ -23,14 +23,19 @@ def kernel_sources() -> list[Path]:
     return sorted([*constants, *(PACKAGE / "layers").rglob("*_kernel.py")])
 
 
-def use_kernel_cache() -> None:
-    """Must come before the first kernel is defined. Where no directory can be made, numba chooses its own place."""
+def kernel_version() -> str:
+    """Names the sources of all kernels: what one version has compiled, or laid out in arrays, is not for another."""
     digest = blake2b(digest_size=8)
     for source in kernel_sources():
         digest.update(source.read_bytes())
+    return digest.hexdigest()
+
+
+def use_kernel_cache() -> None:
+    """Must come before the first kernel is defined. Where no directory can be made, numba chooses its own place."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or f"{cache_home}/tidegate").expanduser()
-    directory = base / f"kernels-{digest.hexdigest()}"
+    directory = base / f"kernels-{kernel_version()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 import numpy as np
@@ -16,17 +16,27 @@ from tidegate.notification import check
 
 if TYPE_CHECKING:
     from tidegate.layers.batch import Batch
-    from tidegate.layers.index.subscription_index import SubscriptionIndex
+    from tidegate.layers.index.readers_and_writer import ReadersAndWriter
 
 OUT_IDS: Final = 1 << 14
 
 Matches = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
+class Searched(Protocol):
+    """What a reader reads. There are two trees while one takes over the records of the other."""
+
+    vocabulary: t.Vocabulary
+    filters: t.Filters
+    tree: t.Tree
+    old_tree: t.Tree
+    lock: ReadersAndWriter
+
+
 class Reader:
     """Each thread has its own. What it finds is exact for the subscriptions between two changes of the writer."""
 
-    def __init__(self, index: SubscriptionIndex) -> None:
+    def __init__(self, index: Searched) -> None:
         self._index = index
         self._context = match_kernel.make_context(index.vocabulary, index.tree)
         self._out = np.empty(OUT_IDS, np.int64)
@@ -61,7 +71,7 @@ class Reader:
             found = self._match_in(tree, view, starts)
             if old is tree:
                 return found
-            return _join(found, self._match_in(old, view, starts))
+            return join(found, self._match_in(old, view, starts))
 
     def _match_in(self, tree: t.Tree, view: NDArray[np.uint8], starts: NDArray[np.int64]) -> Matches:
         vocabulary, filters = self._index.vocabulary, self._index.filters
@@ -90,7 +100,8 @@ class Reader:
         self._out = out
 
 
-def _join(found: Matches, more: Matches) -> Matches:
+def join(found: Matches, more: Matches) -> Matches:
+    """What was found in two places for the same notifications."""
     offsets, ids = np.zeros_like(found[0]), np.empty(len(found[1]) + len(more[1]), np.int64)
     match_kernel.join_matches(*found, *more, offsets, ids)
     return offsets, ids
