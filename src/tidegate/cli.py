@@ -23,6 +23,7 @@ from tidegate.command_line import add_client_options, add_command, connect_to, r
 from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
 from tidegate.filters import Filter
 from tidegate.notification import PAYLOAD, check, parse_value
+from tidegate.pipeline_commands import add_pipeline
 from tidegate.queue_commands import add_queue
 
 EXAMPLES = """\
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_top,
         _add_replay,
         _add_evaluate,
+        add_pipeline,
         _add_demo,
         _add_config,
     ):

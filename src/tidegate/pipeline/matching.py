@@ -1,0 +1,383 @@
+"""Matching at scale: which subscriptions of a large table does each notification of a table or stream satisfy?
+
+The layers of the broker, on Spark: tasks read notifications through the broker's own door (Access Point), match them
+in chunks with saved indexes (Matcher), and join what was found for a chunk (Exit Point).
+
+    notifications ─► chunks ─► matched with the whole index ─► rows                     an index of up to 4 GiB
+    notifications ─► chunks ─┬► share 0 ─┬► joined by chunk ─► rows                     a larger one, cut into shares
+                             └► share 1 ─┘
+
+An index that fits into the memory of a machine is mapped whole by every task: nothing is shuffled and nothing is left
+to join, so a micro-batch costs one narrow stage. Of a larger one a task maps one share; chunks are copied to all shares
+and answers come together again, both as a few large binary values and not as rows. Neither the notifications nor the
+index is ever on the driver.
+
+What may go wrong: an executor does not see the index files (D819); a notification breaks the rules of docs/filters.md:
+it stays in the result, with the reason in `error`, and no subscribers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache, partial, reduce
+from itertools import starmap
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark import TaskContext
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    LongType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from tidegate.errors import ConfigError
+from tidegate.frames import HEADER_BYTES, Refusal, join_maps, publish_frame
+from tidegate.layers.batch import BatchReader
+from tidegate.layers.index.reader import Matches, join
+from tidegate.pipeline.index_files import IndexFiles, mapped
+
+SUBSCRIBERS: Final = "subscribers"
+ERROR: Final = "error"
+# A chunk is what is matched at once; its answer is in memory, 8 bytes for every subscriber of each notification.
+CHUNK_NOTIFICATIONS: Final = 1024
+SHARE_BYTES_MAX: Final = 4 << 30
+
+_CHUNKS: Final = pa.schema(
+    [
+        ("chunk", pa.string()),
+        ("rows", pa.int64()),
+        *((name, pa.binary()) for name in ("keys", "data", "starts", "places")),
+    ]
+)
+_ANSWERS: Final = pa.schema(
+    [("chunk", pa.string()), ("share", pa.int32()), *((name, pa.binary()) for name in ("keys", "offsets", "ids"))]
+)
+# Without nulls: Spark then sorts plain numbers.
+_IDS: Final = pa.list_(pa.field("element", pa.int64(), nullable=False))
+
+Integers = NDArray[np.int64]
+
+
+def match(
+    notifications: DataFrame,
+    index: IndexFiles,
+    *,
+    keys: Sequence[str] = ("id",),
+    body: str | None = None,
+    is_counted: bool = False,
+    shares: int | None = None,
+) -> DataFrame:
+    """For every notification a row: its `keys`, its `subscribers` as a sorted array of ids, empty when there are none,
+    and an `error`. `is_counted` makes `subscribers` their number.
+
+    All columns but the keys are attributes, null ones left out; or the column `body` has them, as a map in MessagePack.
+    There is one task a partition of the notifications, so give it as many as there are cores. By default there are as
+    many `shares` of the index as keep one below 4 GiB."""
+    fields = _check_keys(notifications, keys)
+    attributes = _attributes(notifications, keys, body)
+    # Under names of our own: those of attributes may be any text, which Spark would read as paths of fields.
+    numbered = [_column(key).alias(f"key{n}") for n, key in enumerate(keys)]
+    chosen = notifications.select(
+        *numbered, *(each.alias(f"attribute{n}") for n, each in enumerate(attributes.values()))
+    )
+    result = StructType(
+        [
+            *(StructField(f"key{n}", field.dataType) for n, field in enumerate(fields)),
+            StructField(SUBSCRIBERS, LongType() if is_counted else ArrayType(LongType(), containsNull=False)),
+            StructField(ERROR, StringType()),
+        ]
+    )
+    read = partial(_read_chunks, keys=len(keys), names=None if body else tuple(attributes))
+    if shares is None:
+        shares = -(-index.manifest.size_bytes // SHARE_BYTES_MAX)
+    if shares <= 1:
+        found = chosen.mapInArrow(partial(_match_whole, read=read, paths=index.paths, is_counted=is_counted), result)
+    else:
+        found = _match_shares(chosen, read, index.paths, shares, is_counted, result)
+    named = [F.col(f"key{n}").alias(key) for n, key in enumerate(keys)]
+    subscribers = F.col(SUBSCRIBERS) if is_counted else F.sort_array(SUBSCRIBERS).alias(SUBSCRIBERS)
+    return found.select(*named, subscribers, ERROR)
+
+
+def match_stream(
+    notifications: DataFrame,
+    index: IndexFiles,
+    handle: Callable[[DataFrame, int], None],
+    *,
+    keys: Sequence[str] = ("id",),
+    body: str | None = None,
+    is_counted: bool = False,
+) -> DataStreamWriter:
+    """Matches every micro-batch of a stream and hands the result and the batch's number to `handle`, on the driver.
+    After a crash Spark repeats the last batch with the same number: what `handle` does must be the same when done
+    twice. Give the writer a checkpoint and start it."""
+
+    def on_batch(batch: DataFrame, number: int) -> None:
+        handle(match(batch, index, keys=keys, body=body, is_counted=is_counted), number)
+
+    return notifications.writeStream.foreachBatch(on_batch)
+
+
+def _check_keys(notifications: DataFrame, keys: Sequence[str]) -> list[StructField]:
+    fields = {field.name: field for field in notifications.schema.fields}
+    for key in keys:
+        if key not in fields or key in (SUBSCRIBERS, ERROR):
+            fault = "is the name of a result" if key in fields else "is missing"
+            raise ConfigError(
+                "C431",
+                f"the key {key} of the notifications {fault}",
+                f"name columns that tell one from another; there are {', '.join(fields)}",
+            )
+    return [fields[key] for key in keys]
+
+
+def _attributes(notifications: DataFrame, keys: Sequence[str], body: str | None) -> dict[str, Column]:
+    fields = [field for field in notifications.schema.fields if field.name not in keys]
+    if body is None:
+        return {field.name: _as_value(field.name, field.dataType) for field in fields}
+    found = next((field for field in fields if field.name == body), None)
+    if found is None or not isinstance(found.dataType, BinaryType):
+        raise ConfigError("C431", f"there is no binary column {body}", "name the one that has maps in MessagePack")
+    return {body: _column(body)}
+
+
+def _as_value(name: str, kind: DataType) -> Column:
+    """Times as ISO text: in UTC, or as they are when they have no zone."""
+    column = _column(name)
+    match kind:
+        case DecimalType():
+            return column.cast("double")
+        case StringType() | BooleanType() | NumericType():
+            return column
+        case DateType():
+            return column.cast("string")
+        case TimestampType():
+            return F.date_format(F.to_utc_timestamp(column, F.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
+        case TimestampNTZType():
+            return F.date_format(column, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
+    raise ConfigError(
+        "C431",
+        f"the column {name} is {kind.simpleString()}, which no filter can compare",
+        "attributes are strings, numbers, booleans and times: flatten it, drop it, or make it a key",
+    )
+
+
+def _column(name: str) -> Column:
+    return F.col("`" + name.replace("`", "``") + "`")
+
+
+def _match_shares(
+    chosen: DataFrame,
+    read: Callable[..., Iterator[Chunk]],
+    paths: Sequence[str],
+    shares: int,
+    is_counted: bool,
+    result: StructType,
+) -> DataFrame:
+    """Tasks of one share follow each other: what is mapped at a time is a share or two, not all of them."""
+    cores = chosen.sparkSession.sparkContext.defaultParallelism
+    tasks = max(1, -(-cores // shares))
+    copies = (
+        chosen.mapInArrow(partial(_write_chunks, read=read), from_arrow_schema(_CHUNKS))
+        .withColumn("share", F.explode(F.sequence(F.lit(0), F.lit(shares - 1))))
+        .withColumn("keys", F.when(F.col("share") == 0, F.col("keys")))
+        .repartitionById(shares * tasks, (F.col("share") * tasks + F.pmod(F.hash("chunk"), F.lit(tasks))).cast("int"))
+    )
+    parts = [paths[share::shares] for share in range(shares)]
+    answers = copies.mapInArrow(partial(_match_share, parts=parts, is_counted=is_counted), from_arrow_schema(_ANSWERS))
+
+    def join_chunk(answers: pa.Table) -> pa.Table:
+        return _join_shares(answers, shares, is_counted)
+
+    return answers.groupBy("chunk").applyInArrow(join_chunk, result)
+
+
+# On executors
+
+
+class Chunk(NamedTuple):
+    """Some notifications, of which the door has let those at `places` pass; their maps start at `starts` in `data`.
+    `keys` has the key columns of all, and why the others were refused."""
+
+    keys: pa.RecordBatch
+    data: bytes
+    starts: Integers
+    places: Integers
+
+
+def _match_whole(
+    batches: Iterator[pa.RecordBatch],
+    read: Callable[[Iterable[pa.RecordBatch]], Iterator[Chunk]],
+    paths: Sequence[str],
+    is_counted: bool,
+) -> Iterator[pa.RecordBatch]:
+    for chunk in read(batches):
+        found = _find(chunk.data, chunk.starts, chunk.places, chunk.keys.num_rows, paths)
+        yield _result(chunk.keys, found, is_counted)
+
+
+def _write_chunks(
+    batches: Iterator[pa.RecordBatch], read: Callable[[Iterable[pa.RecordBatch]], Iterator[Chunk]]
+) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    for number, chunk in enumerate(read(batches)):
+        row = {
+            "chunk": f"{context.partitionId()}-{number}",
+            "rows": chunk.keys.num_rows,
+            "keys": _to_stream(chunk.keys),
+            "data": chunk.data,
+            "starts": chunk.starts.tobytes(),
+            "places": chunk.places.tobytes(),
+        }
+        yield pa.RecordBatch.from_pylist([row], _CHUNKS)
+
+
+def _match_share(
+    batches: Iterator[pa.RecordBatch], parts: Sequence[Sequence[str]], is_counted: bool
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for row in batch.to_pylist():
+            starts, places = _integers(row["starts"]), _integers(row["places"])
+            offsets, ids = _find(row["data"], starts, places, row["rows"], parts[row["share"]])
+            answer = {
+                "chunk": row["chunk"],
+                "share": row["share"],
+                "keys": row["keys"],
+                "offsets": offsets.tobytes(),
+                "ids": b"" if is_counted else ids.tobytes(),
+            }
+            yield pa.RecordBatch.from_pylist([answer], _ANSWERS)
+
+
+def _join_shares(answers: pa.Table, shares: int, is_counted: bool) -> pa.Table:
+    """Waits for all shares by name: an answer that is missing, or there twice, must not go unnoticed."""
+    rows = sorted(answers.to_pylist(), key=lambda row: row["share"])
+    assert [row["share"] for row in rows] == list(range(shares)), (rows[0]["chunk"], [row["share"] for row in rows])
+    found = [(_integers(row["offsets"]), _integers(row["ids"])) for row in rows]
+    keys = pa.ipc.open_stream(rows[0]["keys"]).read_next_batch()
+    if is_counted:
+        counted = np.sum([offsets for offsets, _ids in found], axis=0), np.empty(0, np.int64)
+        return pa.Table.from_batches([_result(keys, counted, is_counted)])
+    return pa.Table.from_batches([_result(keys, reduce(join, found), is_counted)])
+
+
+def _find(data: bytes, starts: Integers, places: Integers, rows: int, paths: Sequence[str]) -> Matches:
+    """What the indexes at these paths find, for all rows of a chunk."""
+    offsets, ids = reduce(join, (mapped(path).match_maps(data, starts) for path in paths), _nothing(len(starts)))
+    counts = np.zeros(rows + 1, np.int64)
+    counts[places + 1] = np.diff(offsets)
+    return np.cumsum(counts), ids
+
+
+def _nothing(rows: int) -> Matches:
+    return np.zeros(rows + 1, np.int64), np.empty(0, np.int64)
+
+
+def _result(keys: pa.RecordBatch, found: Matches, is_counted: bool) -> pa.RecordBatch:
+    """Those that were refused have no answer: null, where others have a set."""
+    offsets, ids = found
+    *columns, errors = keys.columns
+    was_refused = errors.is_valid()
+    if is_counted:
+        subscribers = pa.array(np.diff(offsets), pa.int64(), mask=was_refused.to_numpy(zero_copy_only=False))
+    else:
+        subscribers = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), ids, type=_IDS, mask=was_refused)
+    names = [*keys.schema.names[:-1], SUBSCRIBERS, ERROR]
+    return pa.RecordBatch.from_arrays([*columns, subscribers, errors], names)
+
+
+def _read_chunks(batches: Iterable[pa.RecordBatch], keys: int, names: tuple[str, ...] | None) -> Iterator[Chunk]:
+    """The columns behind the keys are attributes of these names, or the first of them is the body."""
+    door = BatchReader()
+    for batch in batches:
+        for start in range(0, batch.num_rows, CHUNK_NOTIFICATIONS):
+            some = batch.slice(start, CHUNK_NOTIFICATIONS)
+            values = some.columns[keys:]
+            frames = _frames_of_bodies(values[0]) if names is None else _frame_of_rows(names, values, some.num_rows)
+            yield _through_door(door, frames, some.select([*range(keys)]))
+
+
+def _frame_of_rows(names: tuple[str, ...], columns: Sequence[pa.Array], count: int) -> bytes:
+    """One frame of all notifications."""
+    shape = _shape(names)
+    rows = starmap(shape, zip(*map(_values, columns), strict=True)) if columns else [shape()] * count
+    return publish_frame(1, _encode([*rows]))
+
+
+def _frames_of_bodies(bodies: pa.Array) -> bytes:
+    """A frame each: one that is no map is then refused without its neighbours."""
+    return b"".join(publish_frame(n, join_maps([each or b""])) for n, each in enumerate(bodies.to_pylist(), 1))
+
+
+def _through_door(door: BatchReader, data: bytes, keys: pa.RecordBatch) -> Chunk:
+    """The broker's own rules decide what is a notification. Sequences count the rows of the chunk from 1."""
+    batches, refusals, position, done = [], list[Refusal](), 0, 0
+    while position < len(data):
+        read = door.read_frames("", data, position, done + 1)
+        batches += read.batches
+        refusals += read.refusals
+        position, done = read.position, read.through
+        if read.error is not None:
+            done += 1
+            refusals.append(Refusal(done, "P304", "the body is no map in MessagePack", "put notifications in"))
+            position += HEADER_BYTES + int.from_bytes(data[position : position + 4], "little")
+    errors: list[str | None] = [None] * keys.num_rows
+    for each in refusals:
+        errors[each.sequence - 1] = f"{each.code}: {each.message}; {each.remedy}"
+    none = [np.empty(0, np.int64)]
+    return Chunk(
+        keys=keys.append_column(ERROR, pa.array(errors, pa.string())),
+        data=data,
+        starts=np.concatenate([*(batch.starts for batch in batches), *none]),
+        places=np.concatenate([*(np.arange(batch.first - 1, batch.last) for batch in batches), *none]),
+    )
+
+
+@lru_cache(1)
+def _shape(names: tuple[str, ...]) -> type[msgspec.Struct]:
+    """A notification with these attributes; those that are None are left out."""
+    members = [(f"a{k}", Any, None) for k in range(len(names))]
+    return msgspec.defstruct(
+        "Notification", members, rename={f"a{k}": name for k, name in enumerate(names)}, omit_defaults=True, gc=False
+    )
+
+
+def _values(column: pa.Array) -> list[Any]:
+    """As Python has them. Through numpy where that is the same, since it is several times quicker."""
+    if column.null_count and not pa.types.is_string(column.type):
+        return list(column.to_pylist())
+    return list(column.to_numpy(zero_copy_only=False).tolist())
+
+
+def _integers(data: bytes) -> Integers:
+    """A copy: an array that cannot be written is of another type for the kernels, which would be compiled for it."""
+    return np.frombuffer(data, np.int64).copy()
+
+
+def _to_stream(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
