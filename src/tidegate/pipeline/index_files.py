@@ -18,6 +18,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -101,7 +102,8 @@ def build_index(
     identity = f"{count} {surveyed['checksum']} {partitions} {bad_filters} {kernel_version()}"
     version = directory / f"version={blake2b(identity.encode(), digest_size=8).hexdigest()}"
     if not rebuild and (found := _read_manifest(version)) is not None:
-        version.touch()
+        with suppress(OSError):  # whoever may only read it uses it all the same
+            version.touch()
         return IndexFiles(version, found, is_new=False)
     (version / _MANIFEST).unlink(missing_ok=True)
     build = partial(_build_partition, directory=str(version))

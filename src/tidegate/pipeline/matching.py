@@ -22,10 +22,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial, reduce
 from itertools import starmap
 from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
@@ -160,19 +162,13 @@ def _attributes(notifications: DataFrame, keys: Sequence[str], body: str | None)
 
 
 def _as_value(name: str, kind: DataType) -> Column:
-    """Times as ISO text: in UTC, or as they are when they have no zone."""
-    column = _column(name)
     match kind:
         case DecimalType():
-            return column.cast("double")
-        case StringType() | BooleanType() | NumericType():
-            return column
+            return _column(name).cast("double")
         case DateType():
-            return column.cast("string")
-        case TimestampType():
-            return F.date_format(F.to_utc_timestamp(column, F.current_timezone()), "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
-        case TimestampNTZType():
-            return F.date_format(column, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS")
+            return _column(name).cast("string")
+        case StringType() | BooleanType() | NumericType() | TimestampType() | TimestampNTZType():
+            return _column(name)
     raise ConfigError(
         "C431",
         f"the column {name} is {kind.simpleString()}, which no filter can compare",
@@ -240,10 +236,13 @@ def _write_chunks(
     context = TaskContext.get()
     assert context is not None
     for number, chunk in enumerate(read(batches)):
+        keys = _to_stream(chunk.keys)
         row = {
-            "chunk": f"{context.partitionId()}-{number}",
+            # With a checksum: should Spark repeat this task and get its rows in another order, answers to the two must
+            # not be joined.
+            "chunk": f"{context.partitionId()}-{number}-{crc32(chunk.data, crc32(keys)):08x}",
             "rows": chunk.keys.num_rows,
-            "keys": _to_stream(chunk.keys),
+            "keys": keys,
             "data": chunk.data,
             "starts": chunk.starts.tobytes(),
             "places": chunk.places.tobytes(),
@@ -362,7 +361,11 @@ def _shape(names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """As Python has them. Through numpy where that is the same, since it is several times quicker."""
+    """As Python has them, but times as ISO text, in UTC where they have a zone. Through numpy where that is the same,
+    since it is several times quicker."""
+    if pa.types.is_timestamp(column.type):
+        zone = "Z" if column.type.tz else ""
+        column = pc.strftime(column.cast(pa.timestamp("us", zone and "UTC")), f"%Y-%m-%dT%H:%M:%S{zone}")
     if column.null_count and not pa.types.is_string(column.type):
         return list(column.to_pylist())
     return list(column.to_numpy(zero_copy_only=False).tolist())

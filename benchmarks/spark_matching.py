@@ -1,0 +1,267 @@
+"""Matching on Spark: a million subscriptions, a hundred thousand notifications; beside SQL, and without Spark.
+
+The main load is one that SQL can say too: every subscription wants one site and two ranges. SQL joins on the site and
+filters by the ranges, with its table of subscriptions in memory; the index paths map files that were built before,
+which is measured apart. All paths must find the same, or there are no figures but an error. The load "mixed" has all
+operators, and notifications as MessagePack, as they come from a queue.
+
+Measured: wall clock of warm runs, in turn, from Parquet to results that are thrown away.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
+
+from benchmarks.job import QUICK, Effort, show_progress
+from benchmarks.matcher_workloads import MAIN, SEED, make_load
+from benchmarks.processes import Failed
+from benchmarks.tables import ratio, write_table
+from tidegate.filters import Constraint, Filter
+from tidegate.layers.index.packing import OPERATORS
+from tidegate.layers.index.saved_index import SavedIndex
+from tidegate.pipeline.index_files import IndexFiles, build_index
+from tidegate.pipeline.matching import CHUNK_NOTIFICATIONS, match
+from tidegate.pipeline.session import spark_session
+
+SITES: Final = 1000
+SUBSCRIPTIONS, NOTIFICATIONS = 1_000_000, 100_000
+SUBSCRIPTIONS_QUICK, NOTIFICATIONS_QUICK = 20_000, 2_000
+SHARES: Final = 2
+RATIO_GOAL: Final = 10
+_ROUNDS_MAX: Final = 3
+_FILES: Final = 4
+
+_INDEX: Final = "index, ids"
+_COUNTED: Final = "index, counts"
+_SHARED: Final = "index in 2 shares, ids joined"
+_SQL: Final = "SQL join, pairs"
+_SQL_MERGED: Final = "SQL join, ids collected"
+_ONE_PROCESS: Final = "no Spark: one process, ids"
+_HEAD: Final = ("path", "seconds", "notifications/s", "SQL, ids / this", "this / no Spark")
+_NOTES: Final = (
+    "{notifications:,} notifications, {subscriptions:,} subscriptions, {matches:,} matches; {about}",
+    "medians of {rounds} interleaved rounds on {cores} cores; results are checked, then thrown away",
+    "index built in {build_s:.1f} s: {files} files, {size_mb:,.0f} MB, {size_each:.0f} bytes a subscription",
+    "an index that is there is found in {survey_s:.1f} s, which is a checksum of the table",
+    "no Spark: the same files, notifications as bytes in memory, one thread",
+)
+
+
+@dataclass(frozen=True)
+class Load:
+    """A table of subscriptions, one of notifications with what `match` must know of it, and the same as bytes."""
+
+    about: str
+    subscriptions: DataFrame
+    notifications: DataFrame
+    body: str | None
+    maps: Sequence[bytes]
+
+
+def run(effort: Effort) -> str:
+    sizes = (SUBSCRIPTIONS_QUICK, NOTIFICATIONS_QUICK) if effort == QUICK else (SUBSCRIPTIONS, NOTIFICATIONS)
+    show_progress("Spark starts")
+    spark = spark_session(spark__driver__memory="4g")
+    try:
+        with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as made:
+            rounds = min(effort.rounds, _ROUNDS_MAX)
+            plain = _measure(_draw_plain(spark, Path(made) / "plain", *sizes), rounds, is_sql_able=True)
+            return plain + "\n" + _measure(_draw_mixed(spark, Path(made) / "mixed", *sizes), rounds, is_sql_able=False)
+    finally:
+        spark.stop()
+
+
+def _measure(load: Load, rounds: int, *, is_sql_able: bool) -> str:
+    show_progress(f"{load.about}: building the index")
+    index, build_s, survey_s = _build(load)
+    contenders = _contenders(load, index) | (_sql_contenders(load) if is_sql_able else {})
+    show_progress(f"{load.about}: checking")
+    matches = _check(load, index, is_sql_able=is_sql_able)
+    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    for number in range(rounds + 1):
+        for name, work in contenders.items():
+            seconds = _seconds(work)
+            show_progress(
+                f"{load.about}: {'warming up' if number == 0 else f'round {number}'}  {name}: {seconds:.2f} s"
+            )
+            taken[name] += [seconds] * (number > 0)
+    manifest = index.manifest
+    told = {
+        "notifications": len(load.maps),
+        "subscriptions": manifest.subscriptions,
+        "matches": matches,
+        "about": load.about,
+        "rounds": rounds,
+        "cores": load.notifications.sparkSession.sparkContext.defaultParallelism,
+        "build_s": build_s,
+        "survey_s": survey_s,
+        "files": len(manifest.files),
+        "size_mb": manifest.size_bytes / 1e6,
+        "size_each": manifest.size_bytes / manifest.subscriptions,
+    }
+    goal = [f"goal: {_INDEX!r} at least {RATIO_GOAL} times as fast as {_SQL_MERGED!r}"] if is_sql_able else []
+    rows = [_row(name, len(load.maps), {name: median(runs) for name, runs in taken.items()}) for name in taken]
+    return write_table("Matching on Spark", _HEAD, rows, [note.format(**told) for note in _NOTES] + goal)
+
+
+def _build(load: Load) -> tuple[IndexFiles, float, float]:
+    """A build in warm workers, and how long a job waits for an index that is there."""
+    directory = Path(tempfile.mkdtemp(prefix="index-", dir=_directory(load.subscriptions)))
+    build_index(load.subscriptions.limit(1000), directory)
+    began_s = time.monotonic()
+    index = build_index(load.subscriptions, directory)
+    build_s = time.monotonic() - began_s
+    return index, build_s, _seconds(lambda: build_index(load.subscriptions, directory))
+
+
+def _directory(table: DataFrame) -> Path:
+    return Path(table.inputFiles()[0].removeprefix("file://")).parent
+
+
+def _contenders(load: Load, index: IndexFiles) -> dict[str, Callable[[], None]]:
+    indexes = [SavedIndex(Path(path)) for path in index.paths]
+    chunks = [
+        (b"".join(maps), np.cumsum([0, *map(len, maps)], dtype=np.int64)[:-1])
+        for start in range(0, len(load.maps), CHUNK_NOTIFICATIONS)
+        if (maps := load.maps[start : start + CHUNK_NOTIFICATIONS])
+    ]
+
+    def match_in_one_process() -> None:
+        for data, starts in chunks:
+            for each in indexes:
+                each.match_maps(data, starts)
+
+    return {
+        _INDEX: lambda: _throw_away(match(load.notifications, index, body=load.body)),
+        _COUNTED: lambda: _throw_away(match(load.notifications, index, body=load.body, is_counted=True)),
+        _SHARED: lambda: _throw_away(match(load.notifications, index, body=load.body, shares=SHARES)),
+        _ONE_PROCESS: match_in_one_process,
+    }
+
+
+def _sql_contenders(load: Load) -> dict[str, Callable[[], None]]:
+    subscriptions = load.subscriptions.cache()
+    subscriptions.count()
+    pairs = _pairs(load.notifications, subscriptions)
+    return {_SQL: lambda: _throw_away(pairs), _SQL_MERGED: lambda: _throw_away(_collected(pairs))}
+
+
+def _pairs(notifications: DataFrame, subscriptions: DataFrame) -> DataFrame:
+    notification, subscription = notifications.alias("n"), subscriptions.alias("s")
+    wanted = "n.site = s.site AND n.t BETWEEN s.t_low AND s.t_high AND n.h BETWEEN s.h_low AND s.h_high"
+    return notification.join(subscription, F.expr(wanted)).select("n.id", F.col("s.id").alias("subscription"))
+
+
+def _collected(pairs: DataFrame) -> DataFrame:
+    return pairs.groupBy("id").agg(F.sort_array(F.collect_list("subscription")).alias("subscribers"))
+
+
+def _check(load: Load, index: IndexFiles, *, is_sql_able: bool) -> int:
+    """How many matches there are. All paths agree on who is told of what."""
+    found = [match(load.notifications, index, body=load.body, shares=shares) for shares in (1, SHARES)]
+    if is_sql_able:
+        found.append(_collected(_pairs(load.notifications, load.subscriptions)))
+    sums = [
+        each.where(F.size("subscribers") > 0)
+        .agg(F.sum(F.size("subscribers")), F.bit_xor(F.xxhash64("id", "subscribers")))
+        .collect()[0]
+        for each in found
+    ]
+    if len(set(sums)) != 1:
+        raise Failed(f"WRONG: the paths disagree, (matches, checksum) are {[tuple(each) for each in sums]}")
+    matches: int = sums[0][0]
+    return matches
+
+
+def _throw_away(table: DataFrame) -> None:
+    table.write.format("noop").mode("overwrite").save()
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began_s = time.monotonic()
+    work()
+    return time.monotonic() - began_s
+
+
+def _row(name: str, notifications: int, taken: Mapping[str, float]) -> list[str]:
+    seconds = taken[name]
+    return [
+        name,
+        f"{seconds:.2f}",
+        f"{notifications / seconds:,.0f}",
+        ratio(taken[_SQL_MERGED], seconds) if _SQL_MERGED in taken else "-",
+        ratio(seconds, taken[_ONE_PROCESS]),
+    ]
+
+
+def _draw_plain(spark: SparkSession, directory: Path, subscriptions: int, notifications: int) -> Load:
+    """A notification meets one site in a thousand, and a third of each range."""
+    about = "one site and two ranges each"
+    show_progress(f"{about}: drawing")
+    rng = np.random.default_rng(SEED)
+    sites, lows = rng.integers(0, SITES, subscriptions), np.round(rng.random((2, subscriptions)) * 90, 3)
+    highs = np.round(lows + 10 + rng.random((2, subscriptions)) * 40, 3)
+    columns = (sites.tolist(), *lows.tolist(), *highs.tolist())
+    filters = [f"site==s{s};t=={a}..{c};h=={b}..{d}" for s, a, b, c, d in zip(*columns, strict=True)]
+    wanted = {
+        "id": np.arange(subscriptions),
+        "filter": filters,
+        "site": [f"s{site}" for site in sites.tolist()],
+        "t_low": lows[0],
+        "t_high": highs[0],
+        "h_low": lows[1],
+        "h_high": highs[1],
+    }
+    sent = {
+        "site": [f"s{site}" for site in rng.integers(0, SITES, notifications).tolist()],
+        **dict(zip(("t", "h"), (rng.random((2, notifications)) * 120), strict=True)),
+    }
+    rows = zip(sent["site"], sent["t"].tolist(), sent["h"].tolist(), strict=True)
+    maps = [msgspec.msgpack.encode({"site": site, "t": t, "h": h}) for site, t, h in rows]
+    return Load(
+        about,
+        _write(spark, directory / "subscriptions", wanted),
+        _write(spark, directory / "notifications", {"id": np.arange(notifications), **sent}),
+        None,
+        maps,
+    )
+
+
+def _draw_mixed(spark: SparkSession, directory: Path, subscriptions: int, notifications: int) -> Load:
+    about = "mixed: all operators, notifications as MessagePack"
+    show_progress(f"{about}: drawing")
+    load = make_load(MAIN, subscriptions, notifications)
+    texts = [
+        str(Filter(tuple(Constraint(name, OPERATORS[number], tuple(operands)) for name, number, *operands in packed)))
+        for packed in load.constraints(subscriptions)
+    ]
+    return Load(
+        about,
+        _write(spark, directory / "subscriptions", {"id": np.arange(subscriptions), "filter": texts}),
+        _write(spark, directory / "notifications", {"id": np.arange(notifications), "body": load.maps}),
+        "body",
+        load.maps,
+    )
+
+
+def _write(spark: SparkSession, directory: Path, columns: Mapping[str, Any]) -> DataFrame:
+    """As Parquet, in files that all cores can read."""
+    table = pa.table(columns)
+    directory.mkdir(parents=True)
+    rows = -(-len(table) // _FILES)
+    for number in range(_FILES):
+        pq.write_table(table.slice(number * rows, rows), directory / f"part-{number}.parquet")
+    return spark.read.parquet(str(directory))
