@@ -23,7 +23,7 @@ from tidegate.command_line import add_client_options, add_command, connect_to, r
 from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
 from tidegate.filters import Filter
 from tidegate.notification import PAYLOAD, check, parse_value
-from tidegate.pipeline_commands import add_pipeline
+from tidegate.pipeline_commands import add_pipeline, add_spark_options, session
 from tidegate.queue_commands import add_queue
 
 EXAMPLES = """\
@@ -324,15 +324,17 @@ def _add_evaluate(commands: Any) -> None:
         "queues",
         _evaluate_queues,
         "Compare the ways to dequeue, simulated and on a real broker, over LMDB and Redis: report, Parquet, pictures.",
-        "tidegate evaluate queues --short --out results    # some minutes; without --short half an hour",
+        "tidegate evaluate queues --short --out results    # some minutes; without --short half an hour\n"
+        "tidegate evaluate queues --out results --master 'local[*]'    # simulates on all cores",
     )
     queues.add_argument("--short", action="store_true", help="fewer seeds, shorter runs: trust the directions")
     queues.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
+    add_spark_options(queues, default="without Spark, one simulation after another")
 
 
 def _evaluate_queues(options: argparse.Namespace) -> int:
     try:
-        from tidegate.evaluation.queues import evaluate_queues
+        from tidegate.evaluation.queues import evaluate_queues, simulated_over, write_measured, write_simulated
     except ImportError as error:
         raise ConfigError(
             "C412",
@@ -340,7 +342,9 @@ def _evaluate_queues(options: argparse.Namespace) -> int:
             "pip install 'tidegate[server,redis,evaluation]'",
         ) from error
     command = f"tidegate evaluate queues{' --short' * options.short} --out {options.out}"
-    print(evaluate_queues(options.out, is_short=options.short, command=command))
+    over_spark = simulated_over(lambda: session(options, "evaluate queues"))
+    chapters = (over_spark if options.master else write_simulated, write_measured)
+    print(evaluate_queues(options.out, is_short=options.short, command=command, chapters=chapters))
     return 0
 
 

@@ -37,10 +37,8 @@ def add_pipeline(commands: Any) -> None:
         add(actions)
 
 
-def add_spark_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--master", help="where Spark runs: local[4], spark://host:7077, … (default: all cores of this machine)"
-    )
+def add_spark_options(parser: argparse.ArgumentParser, default: str = "all cores of this machine") -> None:
+    parser.add_argument("--master", help=f"where Spark runs: local[4], spark://host:7077, … (default: {default})")
     parser.add_argument("--ui", action="store_true", help="serve Spark's own pages while the job runs")
 
 

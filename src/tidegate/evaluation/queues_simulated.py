@@ -6,10 +6,10 @@ several seeds. The same seed gives all variants the same devices, so that differ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 from matplotlib.axes import Axes
@@ -22,11 +22,12 @@ from tidegate.simulation.message_queue import (
     SET_B,
     Case,
     Method,
-    Outcome,
     Parameters,
-    simulate_many,
-    table_of,
+    simulate_table,
 )
+
+Run: TypeAlias = Callable[[str, Sequence[Case]], pa.Table]
+"""Runs cases, a row each, in their order; the text says to people what they are for."""
 
 CASES_PER_CHUNK = 4
 PAPER_SLEEP_S = 5.0
@@ -124,6 +125,17 @@ LOADS = {
 }
 
 
+def run_here(what: str, cases: Sequence[Case]) -> pa.Table:
+    """One after another, in this process."""
+    progress = Progress(what, len(cases))
+    tables = []
+    for start in range(0, len(cases), CASES_PER_CHUNK):
+        chunk = cases[start : start + CASES_PER_CHUNK]
+        tables.append(simulate_table(chunk))
+        progress.advance(len(chunk))
+    return pa.concat_tables(tables)
+
+
 class Grid:
     """The outcomes of scenarios x variants x seeds."""
 
@@ -131,7 +143,7 @@ class Grid:
         self._extent = extent
         self._keys: list[tuple[str, str]] = []
         self._cases: list[Case] = []
-        self._outcomes: list[Outcome] = []
+        self._outcomes = pa.table({})
 
     def add(self, scenario: str, parameters: Parameters, variants: Sequence[Variant]) -> None:
         times: dict[str, Any] = {"warm_up_s": self._extent.warm_up_s, "measured_s": self._extent.measured_s}
@@ -141,12 +153,8 @@ class Grid:
                 self._keys.append((scenario, variant.name))
                 self._cases.append(Case(settled, variant.method, seed))
 
-    def run(self, what: str) -> None:
-        progress = Progress(what, len(self._cases))
-        for start in range(0, len(self._cases), CASES_PER_CHUNK):
-            chunk = self._cases[start : start + CASES_PER_CHUNK]
-            self._outcomes += simulate_many(chunk)
-            progress.advance(len(chunk))
+    def run(self, what: str, run: Run) -> None:
+        self._outcomes = run(what, self._cases)
 
     def estimate(self, scenario: str, variant: str, measure: str) -> Estimate:
         return Estimate.of(self._values(scenario, variant, measure))
@@ -157,16 +165,15 @@ class Grid:
         return Estimate.of([a - b for a, b in values])
 
     def _values(self, scenario: str, variant: str, measure: str) -> list[float]:
-        pairs = zip(self._keys, self._outcomes, strict=True)
-        return [getattr(outcome, measure) for key, outcome in pairs if key == (scenario, variant)]
+        pairs = zip(self._keys, self._outcomes[measure].to_pylist(), strict=True)
+        return [value for key, value in pairs if key == (scenario, variant)]
 
     def table(self) -> pa.Table:
         scenarios, variants = zip(*self._keys, strict=True)
-        table = table_of(self._cases, self._outcomes)
-        return table.add_column(0, "scenario", [scenarios]).add_column(1, "variant", [variants])
+        return self._outcomes.add_column(0, "scenario", [scenarios]).add_column(1, "variant", [variants])
 
 
-def write_chapter(out: Path, extent: Extent) -> Chapter:
+def write_chapter(out: Path, extent: Extent, run: Run = run_here) -> Chapter:
     """Runs everything and writes pictures and data sets into `out`."""
     chapter = Chapter(out, "The simulated message queue")
     chapter.say(_MODEL)
@@ -176,10 +183,10 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
         "warm-up."
     )
     _write_parameters(chapter)
-    _write_request_rates(chapter, extent)
-    _write_sleeps(chapter, extent)
-    _write_loads(chapter, extent)
-    _write_trade_off(chapter, extent)
+    _write_request_rates(chapter, extent, run)
+    _write_sleeps(chapter, extent, run)
+    _write_loads(chapter, extent, run)
+    _write_trade_off(chapter, extent, run)
     return chapter
 
 
@@ -243,12 +250,12 @@ def _rate(parameter_set: str, rate: float) -> str:
     return f"set {parameter_set}, λ = {rate:g}"
 
 
-def _write_request_rates(chapter: Chapter, extent: Extent) -> None:
+def _write_request_rates(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid = Grid(extent)
     for name, parameters in (("A", SET_A), ("B", SET_B)):
         for rate in extent.rates:
             grid.add(_rate(name, rate), replace(parameters, back_end_requests_per_s=rate), PAPER_VARIANTS)
-    grid.run("figures 9 to 11")
+    grid.run("figures 9 to 11", run)
     chapter.section("More requests, fewer messages (figures 9, 10 and 11 of the paper)")
     chapter.say(
         "As back-ends ask more often, more dequeues find their queue empty. Each costs the queue almost as much as one "
@@ -331,14 +338,14 @@ _BUFFERS = {
 }
 
 
-def _write_sleeps(chapter: Chapter, extent: Extent) -> None:
+def _write_sleeps(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid = Grid(extent)
     variants = (CONVENTIONAL, *(rds(sleep_s) for sleep_s in extent.sleeps_s))
     for buffers, (_title, parameters) in _BUFFERS.items():
         for connections in CONNECTIONS:
             deployed = replace(parameters, connections_per_back_end=connections)
             grid.add(_connections(buffers, connections), deployed, variants)
-    grid.run("figure 12")
+    grid.run("figure 12", run)
     chapter.section("How long to sleep (figure 12 of the paper)")
     chapter.say(
         "A sleep that is too short wakes requests for queues that are still empty, which is worse than answering at "
@@ -439,11 +446,11 @@ def _claim_sleeps(chapter: Chapter, grid: Grid, extent: Extent) -> None:
 # What beats RDS.
 
 
-def _write_loads(chapter: Chapter, extent: Extent) -> None:
+def _write_loads(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid = Grid(extent)
     for load, parameters in LOADS.items():
         grid.add(load, parameters, ALL_VARIANTS)
-    grid.run("loads")
+    grid.run("loads", run)
     chapter.section("What does better than RDS")
     chapter.say(
         "Cost is the work of the queues for each message delivered. λ = 200 and set A where nothing else is said."
@@ -521,12 +528,12 @@ def _beats_rds(grid: Grid, load: str, ours: str) -> bool:
     return all(is_lower) and _delivers_no_less(grid, load, ours, RDS.name)
 
 
-def _write_trade_off(chapter: Chapter, extent: Extent) -> None:
+def _write_trade_off(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid = Grid(extent)
     sleepers = [rds(sleep_s) for sleep_s in extent.sleeps_s if 0.5 <= sleep_s <= PAPER_SLEEP_S]
     wakers = [wake_up(linger_s, batch_messages=50) for linger_s in extent.lingers_s]
     grid.add(BUSY, SET_A, (*sleepers, *wakers, ADAPTIVE))
-    grid.run("latency and cost")
+    grid.run("latency and cost", run)
     chapter.section("Latency and cost")
     chapter.say(
         "With RDS, a longer sleep buys a lower cost with a much longer wait of the unlucky messages. With wake-up, the "

@@ -188,13 +188,18 @@ def simulate_many(cases: Iterable[Case]) -> list[Outcome]:
     return [simulate(*case) for case in cases]
 
 
+def simulate_table(cases: Sequence[Case]) -> pa.Table:
+    """As `simulate_many`, a row a case: what a sweep over Spark runs."""
+    return table_of(cases, simulate_many(cases))
+
+
 def table_of(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> pa.Table:
     """A row a case: method, seed, every parameter, every measure."""
     rows: list[dict[str, Any]] = [
         {
             "method": case.method.label,
             "seed": case.seed,
-            **dataclasses.asdict(case.parameters),
+            **_typed_fields(case.parameters),
             **dataclasses.asdict(outcome),
         }
         for case, outcome in zip(cases, outcomes, strict=True)
@@ -203,7 +208,8 @@ def table_of(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> pa.Table:
 
 
 def _typed_fields(parameters: Parameters) -> dict[str, Any]:
-    """A whole number given for a time must not make numba compile the kernel a second time, for integers."""
+    """A whole number given for a time must neither make numba compile the kernel a second time, for integers, nor give
+    a column of another type."""
     types = {"int": int, "float": float, "bool": bool}
     return {
         field.name: types[str(field.type)](getattr(parameters, field.name)) for field in dataclasses.fields(parameters)

@@ -1,0 +1,352 @@
+"""Sweep: thousands of seeded simulations over Spark, a task for some seconds of them, with results that stay.
+
+    sweep(spark, message_queue.simulate_table, cases, Path("results"))        a row a case, in the order of the cases
+
+    cases ─► those without a result ─► chunks ─► a task a chunk ─► a Parquet file a chunk ─► the rows of all cases
+
+A simulation is an importable function from a list of cases to a table with a row a case. A case holds everything that
+its result depends on, its seed too; so neither chunks nor cores matter. A result is kept under the digest of its case,
+in a file that is named after the code of the simulation: a sweep that was killed goes on where it was, one with more
+cases runs those only, and changed code runs all of them.
+
+The directory must be one that driver and executors share. What may go wrong here: a case fails (C436, when all others
+are done), a node does not share the directory or has other code (C437), a file is spoilt (C438).
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import pkgutil
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from importlib.abc import InspectLoader
+from importlib.util import find_spec
+from math import ceil
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tidegate.errors import ConfigError
+from tidegate.pipeline.progress import to_error
+
+Simulate: TypeAlias = Callable[[Sequence[Any]], pa.Table]
+
+CASE: Final = "_case"
+# A task costs Spark about 0.08 s: little beside this.
+CHUNK_S: Final = 4.0
+# A core that is done early finds something left to do.
+CHUNKS_PER_CORE_MIN: Final = 4
+# What the driver runs itself, to know how long a case takes.
+SAMPLE_CASES_MAX: Final = 8
+SAMPLE_S: Final = 1.0
+SHOW_EVERY_S: Final = 1.0
+SHOWN_CASE_MAX: Final = 2000
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+
+
+def sweep(
+    spark: SparkSession,
+    simulate: Simulate,
+    cases: Sequence[Any],
+    directory: Path,
+    *,
+    chunk_s: float = CHUNK_S,
+    what: str = "sweep",
+) -> pa.Table:
+    """Runs the cases that have no result in the directory yet; the rows of all of them, in their order.
+
+    Cases are dataclasses, named tuples or structs of plain values. The driver runs some of them, two at least, to
+    measure how many fill `chunk_s`. `what` begins the line of progress that is shown on a terminal."""
+    if not cases:
+        raise ConfigError("C435", "there is no case to simulate", "give one at least")
+    name = _importable_name(simulate)
+    results = Results(directory.absolute(), version_of(name))
+    keys = [_key(case) for case in cases]
+    kept = results.keys()
+    # In an order that mixes them: neighbours in a list of cases are often all long or all short.
+    due = [(key, case) for key, case in dict(zip(keys, cases, strict=True)).items() if key not in kept]
+    random.Random(0).shuffle(due)  # noqa: S311
+    if due:
+        results.make_directory()
+        _run(spark, name, results, due, chunk_s, what)
+    return results.table(keys)
+
+
+@dataclass(frozen=True)
+class Results:
+    """The files of one version of a simulation in a directory. Files of other versions are left alone."""
+
+    directory: Path
+    version: str
+
+    def keys(self) -> set[str]:
+        return {key for path in self._paths() for key in _read(path, [CASE])[CASE].to_pylist()}
+
+    def table(self, keys: Sequence[str]) -> pa.Table:
+        """The rows of these cases, in this order."""
+        tables = [_read(path) for path in self._paths()]
+        if not tables:
+            raise self._missing(len(keys))
+        table = pa.concat_tables(tables, promote_options="permissive")
+        rows = pc.index_in(pa.array(keys), value_set=table[CASE])
+        if rows.null_count:
+            raise self._missing(rows.null_count)
+        return table.take(rows).drop_columns([CASE])
+
+    def path(self, keys: Sequence[str]) -> Path:
+        """Where the results of a chunk go."""
+        return self.directory / f"{self.version}-{_digest(_encode(keys))}.parquet"
+
+    def make_directory(self) -> None:
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
+
+    def write(self, keys: Sequence[str], table: pa.Table) -> None:
+        """The file is there as a whole or not at all, whenever this process is killed."""
+        path = self.path(keys)
+        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            pq.write_table(table, unfinished)
+            os.replace(unfinished, path)
+        except OSError as error:
+            raise self._unwritable(error) from error
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    def _paths(self) -> list[Path]:
+        return sorted(self.directory.glob(f"{self.version}-*.parquet"))
+
+    def _unwritable(self, error: OSError) -> ConfigError:
+        return ConfigError(
+            "C437",
+            f"{os.uname().nodename} cannot write results to {self.directory}: {error}",
+            "name a directory that the driver and all executors share and may write to",
+        )
+
+    def _missing(self, count: int) -> ConfigError:
+        return ConfigError(
+            "C437",
+            f"{count:,} results were written, and are not in {self.directory} of the driver",
+            "name a directory that the driver and all executors share",
+        )
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one task runs, wherever it runs. The cases are pickled: a node that cannot read them can say why."""
+
+    name: str
+    results: Results
+    keys: tuple[str, ...]
+    cases: bytes
+
+
+def run_chunk(chunk: Chunk) -> list[str]:
+    """In an executor: writes the results. Returns what is wrong with the cases that failed: they would fail again, so
+    that Spark is not to try again, and the other cases have their results."""
+    cases = _cases_of(chunk)
+    simulate: Simulate = pkgutil.resolve_name(chunk.name)
+    done, failed = _simulate_all(simulate, chunk.keys, cases)
+    if done:
+        chunk.results.write(chunk.keys, pa.concat_tables(done, promote_options="permissive"))
+    return failed
+
+
+@cache
+def version_of(name: str) -> str:
+    """Of the code of a simulation: its name, and the sources of its package, or of its module if that is in none."""
+    module = name.partition(":")[0]
+    package = importlib.import_module(module).__package__
+    modules = [module]
+    if package:
+        beside = pkgutil.iter_modules(importlib.import_module(package).__path__)
+        modules = [package, *(f"{package}.{each.name}" for each in beside)]
+    return _digest(_encode([name, [(each, _source(each)) for each in sorted(modules)]]))
+
+
+def _run(
+    spark: SparkSession, name: str, results: Results, due: Sequence[tuple[str, Any]], chunk_s: float, what: str
+) -> None:
+    def chunk_of(chosen: Sequence[tuple[str, Any]]) -> Chunk:
+        keys, cases = zip(*chosen, strict=True)
+        return Chunk(name, results, keys, pickle.dumps(cases))
+
+    with _shown_progress(what, len(due)) as expected:
+        singles = [chunk_of([each]) for each in due[: SAMPLE_CASES_MAX + 1]]
+        expected |= {results.path(single.keys): 1 for single in singles}
+        took_s, failed = _run_sample(singles)
+        rest = due[len(took_s) :]
+        # The first has waited for its kernels.
+        rest_s = fmean(took_s[1:] or took_s) * len(rest)
+        parallel = spark.sparkContext.defaultParallelism
+        count = min(len(rest), max(ceil(rest_s / chunk_s), CHUNKS_PER_CORE_MIN * parallel))
+        chunks = [chunk_of(rest[number::count]) for number in range(count)]
+        expected |= {results.path(chunk.keys): len(chunk.keys) for chunk in chunks}
+        failed += _run_on_executors(spark, chunks)
+    if failed:
+        raise ConfigError(
+            "C436",
+            f"{len(failed):,} of {len(due):,} cases fail in {name}, the first is {failed[0]}",
+            f"correct the case or the simulation (the others have their results in {results.directory})",
+        )
+
+
+def _run_sample(singles: Sequence[Chunk]) -> tuple[list[float], list[str]]:
+    """Runs cases here until it is known how long one takes: the seconds of each, and what is wrong with those that
+    failed."""
+    took_s: list[float] = []
+    failed: list[str] = []
+    for single in singles:
+        started_s = time.perf_counter()
+        failed += run_chunk(single)
+        took_s.append(time.perf_counter() - started_s)
+        if sum(took_s[1:]) >= SAMPLE_S:
+            break
+    return took_s, failed
+
+
+def _run_on_executors(spark: SparkSession, chunks: Sequence[Chunk]) -> list[str]:
+    if not chunks:
+        return []
+    tasks = spark.sparkContext.parallelize(chunks, len(chunks))
+    try:
+        return tasks.flatMap(run_chunk).collect()
+    except (PySparkException, Py4JJavaError) as failure:
+        raise to_error(failure) from failure
+
+
+def _cases_of(chunk: Chunk) -> Sequence[Any]:
+    with suppress(ImportError):
+        if version_of(chunk.name) == chunk.results.version:
+            cases: Sequence[Any] = pickle.loads(chunk.cases)  # noqa: S301
+            return cases
+    raise ConfigError(
+        "C437",
+        f"{os.uname().nodename} does not have the {chunk.name} of the driver",
+        "install the same version of it on every node",
+    )
+
+
+def _simulate_all(simulate: Simulate, keys: Sequence[str], cases: Sequence[Any]) -> tuple[list[pa.Table], list[str]]:
+    """Tables of the cases that have a result, and what is wrong with the others. Cases go together, until one of them
+    fails: then each alone, to know which."""
+    try:
+        return [_simulate(simulate, keys, cases)], []
+    except Exception as error:
+        if len(cases) == 1:
+            return [], [f"{cases[0]!r:.{SHOWN_CASE_MAX}}: {type(error).__name__}: {error}"]
+    done: list[pa.Table] = []
+    failed: list[str] = []
+    for key, case in zip(keys, cases, strict=True):
+        tables, wrong = _simulate_all(simulate, [key], [case])
+        done += tables
+        failed += wrong
+    return done, failed
+
+
+def _simulate(simulate: Simulate, keys: Sequence[str], cases: Sequence[Any]) -> pa.Table:
+    table = simulate(cases)
+    if table.num_rows != len(cases):
+        raise ValueError(f"{table.num_rows} rows for {len(cases)} cases; a simulation gives a row a case")
+    return table.append_column(CASE, pa.array(keys))
+
+
+def _importable_name(simulate: Simulate) -> str:
+    name = f"{simulate.__module__}:{simulate.__qualname__}"
+    try:
+        is_found = simulate.__module__ != "__main__" and pkgutil.resolve_name(name) is simulate
+    except (ImportError, AttributeError, ValueError):
+        is_found = False
+    if not is_found:
+        raise ConfigError(
+            "C435",
+            f"executors cannot import the simulation {name}",
+            "make it a function of a module, outside of functions and of the program that is started",
+        )
+    return name
+
+
+def _source(module: str) -> str:
+    spec = find_spec(module)
+    loader = spec.loader if spec is not None else None
+    return (loader.get_source(module) if isinstance(loader, InspectLoader) else None) or ""
+
+
+def _key(case: Any) -> str:
+    try:
+        return _digest(_encode(case))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            "C435",
+            f"the case {case!r:.{SHOWN_CASE_MAX}} has no digest: {error}",
+            "use dataclasses, named tuples or structs of numbers, texts, and lists and maps of them",
+        ) from error
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
+
+
+def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    try:
+        with pq.ParquetFile(path) as file:
+            return file.read(columns)
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError("C438", f"{path} cannot be read: {error}", "delete it: its cases are run again") from error
+
+
+@contextmanager
+def _shown_progress(what: str, total: int) -> Iterator[dict[Path, int]]:
+    """On a terminal, a line on standard error tells how many cases are done. Yields a map to be filled: the files that
+    will come, and the cases of each."""
+    expected: dict[Path, int] = {}
+    if not sys.stderr.isatty():
+        yield expected
+        return
+    is_over = threading.Event()
+
+    def show() -> None:
+        started_s = time.monotonic()
+        while not is_over.wait(SHOW_EVERY_S):
+            done = sum(count for path, count in expected.copy().items() if path.exists())
+            _show(progress_line(what, done, total, time.monotonic() - started_s))
+
+    shower = threading.Thread(target=show, name="progress of the sweep", daemon=True)
+    shower.start()
+    try:
+        yield expected
+    finally:
+        is_over.set()
+        shower.join()
+        _show("")
+
+
+def progress_line(what: str, done: int, total: int, elapsed_s: float) -> str:
+    """`loads: 812 of 2,000 cases, about 41 s left`."""
+    left = f", about {elapsed_s * (total - done) / done:,.0f} s left" if done else ""
+    return f"{what}: {done:,} of {total:,} cases{left}"
+
+
+def _show(line: str) -> None:
+    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
