@@ -19,8 +19,16 @@ from benchmarks.processes import Failed
 
 # Modules of this package with a function `run`. Imported when they run: not all need the peers' clients.
 BENCHMARKS: Final = (
-    "whole_path", "latency", "http_ingest", "memory", "queues", "matcher", "spark_source", "spark_matching", "spark_sweep",
-)  # fmt: skip
+    "whole_path",
+    "latency",
+    "http_ingest",
+    "memory",
+    "queues",
+    "matcher",
+    "spark_source",
+    "spark_matching",
+    "spark_sweep",
+)
 
 
 def main() -> int:

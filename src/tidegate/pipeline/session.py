@@ -3,8 +3,9 @@
     spark = spark_session()                                   all cores of this machine
     spark = spark_session("spark://head:7077")                a cluster of one's own
 
-What is set here and why: the Java of `pipeline.java`; silence (log4j2.properties); times in UTC; on one machine the
-loopback address, tasks that are tried again, and a checkpoint file manager that does not fork a shell for every file.
+What is set here and why: the Java of `pipeline.java`; silence (log4j2.properties); times in UTC; on one machine (also
+with a cluster on its loopback address) that address, tasks that are tried again, and a checkpoint file manager that
+does not fork a shell for every file.
 Everything can be set otherwise by keyword, dots written as two underscores: `spark__sql__shuffle__partitions=8`.
 """
 
@@ -18,6 +19,7 @@ from typing import Any, Final
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from tidegate.config import is_loopback
 from tidegate.pipeline.java import java_home, needed_options
 from tidegate.pipeline.source import TidegateSource
 
@@ -36,7 +38,9 @@ def spark_session(
     chosen = master or DEFAULT_MASTER
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = _settings(chosen, is_shown=ui) | {key.replace("__", "."): value for key, value in configuration.items()}
+    settings = settings_for(chosen, is_shown=ui) | {
+        key.replace("__", "."): value for key, value in configuration.items()
+    }
     builder = SparkSession.builder.master(chosen).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -55,12 +59,16 @@ def end_session(spark: SparkSession) -> None:
     SparkContext._gateway = SparkContext._jvm = None
 
 
-def is_local(master: str) -> bool:
-    """Whether the executors are threads of the driver."""
-    return master.startswith("local[") or master == "local"
+def is_on_one_machine(master: str) -> bool:
+    """Whether driver and executors run on this machine: nobody else can reach a master on loopback."""
+    if master.startswith("spark://"):
+        hosts = [address.rpartition(":")[0].strip("[]") for address in master.removeprefix("spark://").split(",")]
+        return all(map(is_loopback, hosts))
+    return master == "local" or master.startswith("local[")
 
 
-def _settings(master: str, *, is_shown: bool) -> dict[str, str]:
+def settings_for(master: str, *, is_shown: bool) -> dict[str, str]:
+    """What Spark is told, before the caller's own settings."""
     log = resources.files("tidegate.pipeline") / "log4j2.properties"
     java_options = needed_options(java_home())
     settings = {
@@ -74,7 +82,7 @@ def _settings(master: str, *, is_shown: bool) -> dict[str, str]:
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
         ),
     }
-    if is_local(master):
+    if is_on_one_machine(master):
         settings |= {
             "spark.driver.host": LOOPBACK,
             "spark.driver.bindAddress": LOOPBACK,
