@@ -42,6 +42,18 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | _PROCESS_CPU_CLOCK)
 
 
+def tree_cpu_s(root: int) -> float:
+    """CPU seconds of a process and of those that it and its children have started and that live."""
+    used_s, pids = 0.0, [root]
+    while pids:
+        pid = pids.pop()
+        with contextlib.suppress(OSError):
+            used_s += cpu_s(pid)
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                pids += map(int, children.read_text().split())
+    return used_s
+
+
 def resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,7 +1,8 @@
 """A sweep over Spark: many short simulations on all cores, beside the same simulations one after another.
 
-Measured: the wall clock of both, in turn, with kernels loaded and Spark's workers started; what starting them takes is
-told apart. The sweep writes its results to Parquet and reads them back, the plain loop keeps them; they are compared.
+Measured: wall clock and CPU of both, in turn, with kernels loaded and Spark's workers started; what starting them
+takes is told apart. The sweep writes its results to Parquet and reads them back, the plain loop keeps them; they are
+compared.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from benchmarks.job import QUICK, Effort, show_progress
-from benchmarks.processes import Failed
+from benchmarks.processes import Failed, tree_cpu_s
 from benchmarks.tables import ratio, write_table
 from tidegate.evaluation.queues_simulated import ALL_VARIANTS, LOADS
 from tidegate.pipeline.session import spark_session
@@ -32,43 +33,48 @@ SEEDS_WARM_UP: Final = range(1000, 1001)
 WARM_UP_S: Final = 4.0
 MEASURED_S: Final = 20.0
 _ROUNDS_MAX: Final = 2
-_HEAD: Final = ("run", "simulations", "seconds", "simulations/s", "loop s / this", "parallel efficiency")
+_LOOP: Final = "plain loop, one process"
+_SWEEP: Final = "sweep"
+_KEPT: Final = "sweep, all results there"
+_HEAD: Final = (
+    "run", "simulations", "seconds", "simulations/s", "CPU s", "loop s / this", "parallel efficiency", "CPU efficiency",
+)  # fmt: skip
 _NOTES: Final = (
     "medians of {rounds} interleaved rounds; the sweep left {files} Parquet files; its rows equal those of the loop",
-    "parallel efficiency: seconds of the loop over cores x seconds of the sweep",
+    "parallel efficiency: seconds of the loop over cores x seconds of the sweep; says nothing on a busy machine",
+    "CPU: of all processes, with Java and Python workers; efficiency: CPU of the loop over that of the sweep",
     "not in the table: Spark started in {start_s:.1f} s, its workers with a first {few} simulations in {warm_s:.1f} s",
 )
 
 T = TypeVar("T")
 
 
+class Taken(NamedTuple):
+    wall_s: float
+    cpu_s: float
+
+
 def run(effort: Effort) -> str:
     cores = os.cpu_count() or 1
     cases, few = _cases(SEEDS_QUICK if effort == QUICK else SEEDS), _cases(SEEDS_WARM_UP)
     rounds = min(effort.rounds, _ROUNDS_MAX)
-    plain_s: list[float] = []
-    sweep_s: list[float] = []
-    kept_s: list[float] = []
+    runs: dict[str, list[Taken]] = {_LOOP: [], _SWEEP: [], _KEPT: []}
     show_progress("Spark and its workers start")
-    start_s, spark = _timed(lambda: spark_session(f"local[{cores},4]"))
+    start, spark = _timed(lambda: spark_session(f"local[{cores},4]"))
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as made:
         directory = Path(made)
-        warm_s, _ = _timed(lambda: sweep(spark, simulate_table, few, directory / "warm"))
+        warm, _ = _timed(lambda: sweep(spark, simulate_table, few, directory / "warm"))
         for number in range(rounds):
-            show_progress(f"round {number + 1}  plain loop, {len(cases):,} simulations")
-            took_s, expected = _timed(lambda: simulate_table(cases))
-            plain_s.append(took_s)
-            for name, taken_s in (("sweep", sweep_s), ("sweep, all results there", kept_s)):
+            show_progress(f"round {number + 1}  {_LOOP}, {len(cases):,} simulations")
+            taken, expected = _timed(lambda: simulate_table(cases))
+            runs[_LOOP].append(taken)
+            for name in (_SWEEP, _KEPT):
                 show_progress(f"round {number + 1}  {name}")
-                taken_s.append(_sweep(spark, cases, directory / str(number), expected))
+                runs[name].append(_sweep(spark, cases, directory / str(number), expected))
         files = len(list((directory / "0").iterdir()))
     spark.stop()
-    rows = [
-        _row("plain loop, one process", len(cases), plain_s, plain_s, 1),
-        _row(f"sweep, {cores} cores", len(cases), sweep_s, plain_s, cores),
-        [*_row("sweep, all results there", len(cases), kept_s, plain_s, cores)[:-1], "-"],
-    ]
-    told = {"rounds": rounds, "files": files, "start_s": start_s, "few": len(few), "warm_s": warm_s}
+    rows = [_row(name, len(cases), runs, 1 if name == _LOOP else cores) for name in runs]
+    told = {"rounds": rounds, "files": files, "start_s": start.wall_s, "few": len(few), "warm_s": warm.wall_s}
     return write_table("Sweep over Spark", _HEAD, rows, [note.format(**told) for note in _NOTES])
 
 
@@ -86,26 +92,32 @@ def _cases(seeds: range) -> list[Case]:
     ]
 
 
-def _sweep(spark: SparkSession, cases: Sequence[Case], directory: Path, expected: pa.Table) -> float:
-    took_s, table = _timed(lambda: sweep(spark, simulate_table, cases, directory))
+def _sweep(spark: SparkSession, cases: Sequence[Case], directory: Path, expected: pa.Table) -> Taken:
+    taken, table = _timed(lambda: sweep(spark, simulate_table, cases, directory))
     if not table.equals(expected):
         raise Failed("the sweep over Spark gave other results than the plain loop")
-    return took_s
+    return taken
 
 
-def _timed(do: Callable[[], T]) -> tuple[float, T]:
-    began_s = time.monotonic()
+def _timed(do: Callable[[], T]) -> tuple[Taken, T]:
+    began_s, used_s = time.monotonic(), tree_cpu_s(os.getpid())
     done = do()
-    return time.monotonic() - began_s, done
+    return Taken(time.monotonic() - began_s, tree_cpu_s(os.getpid()) - used_s), done
 
 
-def _row(name: str, count: int, taken_s: Sequence[float], plain_s: Sequence[float], cores: int) -> list[str]:
-    took_s, loop_s = median(taken_s), median(plain_s)
+def _row(name: str, count: int, runs: Mapping[str, Sequence[Taken]], cores: int) -> list[str]:
+    loop, this = _median(runs[_LOOP]), _median(runs[name])
+    efficiencies = [ratio(loop.wall_s, cores * this.wall_s), ratio(loop.cpu_s, this.cpu_s)]
     return [
-        name,
+        f"{name}, {cores} cores" if name == _SWEEP else name,
         f"{count:,}",
-        f"{took_s:.2f}",
-        f"{count / took_s:,.0f}",
-        ratio(loop_s, took_s),
-        ratio(loop_s, cores * took_s),
+        f"{this.wall_s:.2f}",
+        f"{count / this.wall_s:,.0f}",
+        f"{this.cpu_s:.2f}",
+        ratio(loop.wall_s, this.wall_s),
+        *(["-", "-"] if name == _KEPT else efficiencies),
     ]
+
+
+def _median(taken: Sequence[Taken]) -> Taken:
+    return Taken(median(each.wall_s for each in taken), median(each.cpu_s for each in taken))
