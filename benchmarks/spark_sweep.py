@@ -23,7 +23,7 @@ from benchmarks.job import QUICK, Effort, show_progress
 from benchmarks.processes import Failed, tree_cpu_s
 from benchmarks.tables import ratio, write_table
 from tidegate.evaluation.queues_simulated import ALL_VARIANTS, LOADS
-from tidegate.pipeline.session import spark_session
+from tidegate.pipeline.session import end_session, spark_session
 from tidegate.pipeline.sweep import sweep
 from tidegate.simulation.message_queue import Case, simulate_table
 
@@ -72,7 +72,7 @@ def run(effort: Effort) -> str:
                 show_progress(f"round {number + 1}  {name}")
                 runs[name].append(_sweep(spark, cases, directory / str(number), expected))
         files = len(list((directory / "0").iterdir()))
-    spark.stop()
+    end_session(spark)
     rows = [_row(name, len(cases), runs, 1 if name == _LOOP else cores) for name in runs]
     told = {"rounds": rounds, "files": files, "start_s": start.wall_s, "few": len(few), "warm_s": warm.wall_s}
     return write_table("Sweep over Spark", _HEAD, rows, [note.format(**told) for note in _NOTES])

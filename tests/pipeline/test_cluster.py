@@ -21,7 +21,7 @@ WAIT_S = 200
 
 DRIVER = """
 import json, sys
-from tidegate.pipeline.session import spark_session
+from tidegate.pipeline.session import end_session, spark_session
 
 master, address, rows, out, checkpoint = sys.argv[1:]
 spark = spark_session(master, name="stream", spark__driver__memory="1g")
@@ -39,7 +39,7 @@ query.stop()
 if failure is not None:
     raise failure
 print(json.dumps([list(row) for row in spark.read.parquet(out).collect()]))
-spark.stop()
+end_session(spark)
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -57,6 +58,15 @@ def test_the_rows_are_in_the_order_of_the_cases_even_of_one_that_is_there_twice(
     toys = [Toy(number % 20) for number in range(30)]
     random.Random(1).shuffle(toys)
     assert sweep(sparks, toy_simulation.simulate, toys, tmp_path).equals(toy_simulation.simulate(toys))
+
+
+def test_a_result_that_is_there_twice_counts_once(sparks: SparkSession, tmp_path: Path) -> None:
+    """As when executors outlive their driver, and write what the next one has run too."""
+    toys = [Toy(number) for number in range(3)]
+    expected = sweep(sparks, toy_simulation.simulate, toys, tmp_path)
+    for file in list(tmp_path.iterdir()):
+        shutil.copy(file, file.with_stem(f"{file.stem}-again"))
+    assert sweep(sparks, toy_simulation.simulate, toys, tmp_path).equals(expected)
 
 
 def test_more_cases_run_those_only(sparks: SparkSession, tmp_path: Path) -> None:
