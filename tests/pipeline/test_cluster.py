@@ -77,6 +77,7 @@ def test_a_machine_that_goes_in_the_middle_of_a_stream_loses_and_doubles_nothing
         )
         try:
             wait_until(lambda: batches_done(checkpoint) >= 4, driver)
+            assert cluster.state()["coresused"] == 2, "both workers must be at work"
             cluster.kill_worker()
             done = batches_done(checkpoint)
             wait_until(lambda: waiting(connection) == 0, driver)
