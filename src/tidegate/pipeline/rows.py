@@ -221,12 +221,12 @@ def _has(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:
 
 def _values(column: pa.Array, is_converted: bool) -> list[Any]:
     if pa.types.is_timestamp(column.type):
-        return _times(column)
+        return times_as_text(column)
     values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
     return list(map(_convert, values)) if is_converted else values
 
 
-def _times(column: pa.Array) -> list[str | None]:
+def times_as_text(column: pa.Array) -> list[str | None]:
     """As `_convert`, by Arrow, which writes a column of times thirty times faster than one makes datetimes of it."""
     in_utc = column if column.type.tz is None else column.cast(pa.timestamp("us", "UTC"))
     text = pc.replace_substring(in_utc.cast(pa.string()), " ", "T", max_replacements=1)
