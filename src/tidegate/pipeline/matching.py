@@ -361,7 +361,7 @@ def _shape(names: tuple[str, ...]) -> type[msgspec.Struct]:
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """As Python has them, but times as text. Through numpy where that is the same, since it is several times quicker."""
+    """As Python has them, but times as text. By numpy where that is the same, which is several times quicker."""
     if pa.types.is_timestamp(column.type):
         return times_as_text(column)
     if column.null_count and not pa.types.is_string(column.type):
