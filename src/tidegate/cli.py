@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_pub,
         _add_sub,
         add_queue,
+        add_pipeline,
         _add_why,
         _add_top,
         _add_replay,

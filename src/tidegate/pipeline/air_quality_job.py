@@ -1,0 +1,204 @@
+"""The air-quality job: from a queue to a history of Parquet tables, and alerts back to the broker.
+
+    query "readings":  queue ─► once a batch: readings, late, set_aside, windows, index, alerts ─► history
+    query "alerts":    history's alerts ─► broker
+
+Why two queries: a query has one source and one sink, and only one may read a queue, since it deletes what it has read.
+The first does all the work in `foreachBatch`, where one batch can go to several tables. It is exactly once in effect
+because of `history`: a batch depends on its rows and on the state before it, and its parts appear once. The second
+reads the files of the alerts, which appear once, and the sink publishes each batch once.
+
+Why the state is ours and not one of Spark's operators: those drop what is late or a duplicate and count it only in
+passing, so that a crash makes the counts wrong. Here every message and reading is in a table or in a count that is
+saved together with the batch. The price: the readings of open windows are written again with each batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from tidegate.pipeline import air_quality
+from tidegate.pipeline.air_quality import Settings
+from tidegate.pipeline.history import History, count_rows
+from tidegate.pipeline.progress import follow
+
+_US_PER_S: Final = 1_000_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """Where the job reads, writes and publishes. Without `publishes` its alerts are in the history only."""
+
+    queue: str
+    broker: dict[str, str]
+    out: Path
+    settings: Settings
+    batch_messages: int
+    every: str
+    publishes: bool
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """What has become of everything since the history began. messages = set_aside + those that have readings; each of
+    their values is a reading, a duplicate or late."""
+
+    messages: int = 0
+    set_aside: int = 0
+    readings: int = 0
+    duplicates: int = 0
+    late: int = 0
+    windows: int = 0
+    alerts: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        mine, its = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Totals(*(one + another for one, another in zip(mine, its, strict=True)))
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a batch leaves to the next, besides the readings of open windows and the open runs."""
+
+    watermark_us: int | None = None
+    totals: Totals = Totals()
+
+
+def run(spark: SparkSession, job: Job, *, once: bool) -> None:
+    """Works off what is in the queue (`once`), or goes on until Ctrl-C."""
+    # Parquet's own timestamps, by which readers can skip; Spark's default is a form of its own.
+    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    history = History(job.out)
+    with history.open(job.settings):
+        if once:
+            follow([start_readings(spark, job, history, once=True)])
+            follow([start_alerts(spark, job, history, once=True)])
+        else:
+            follow([start(spark, job, history, once=False) for start in (start_readings, start_alerts)])
+
+
+def read_totals(out: Path) -> Totals:
+    """Those of a history, as of its last finished batch."""
+    history = History(out)
+    batch = history.last_batch()
+    return history.state(batch, State).totals if batch >= 0 else Totals()
+
+
+def start_readings(spark: SparkSession, job: Job, history: History, *, once: bool) -> StreamingQuery:
+    messages = (
+        spark.readStream.format("tidegate")
+        .options(**job.broker, queue=job.queue, schema=air_quality.BODY_SCHEMA, maxRowsPerTrigger=job.batch_messages)
+        .load()
+    )
+    writer = messages.writeStream.foreachBatch(Batches(history, job.settings).on_batch)
+    return _start(writer, job, history, "readings", once=once)
+
+
+def start_alerts(spark: SparkSession, job: Job, history: History, *, once: bool) -> StreamingQuery:
+    """Alerts that are not published are passed over for good: a history that was filled from old readings alerts nobody
+    to them when it goes on with new ones."""
+    alerts = (
+        spark.readStream.schema(air_quality.ALERT_SCHEMA)
+        # A file counts however old it is when the job is started again.
+        .option("maxFileAge", "36500d")
+        .parquet(history.table("alerts"))
+        .drop("day", "batch")
+    )
+    writer = alerts.writeStream
+    writer = writer.format("tidegate").options(**job.broker) if job.publishes else writer.format("noop")
+    return _start(writer, job, history, "alerts", once=once)
+
+
+def _start(writer: DataStreamWriter, job: Job, history: History, name: str, *, once: bool) -> StreamingQuery:
+    writer = writer.queryName(name).option("checkpointLocation", history.checkpoint(name))
+    return writer.trigger(availableNow=True).start() if once else writer.trigger(processingTime=job.every).start()
+
+
+class Batches:
+    """What is done with each batch of messages. Runs on the driver."""
+
+    def __init__(self, history: History, settings: Settings) -> None:
+        self._history = history
+        self._settings = settings
+
+    def on_batch(self, messages: DataFrame, batch: int) -> None:
+        if self._history.has_state(batch):
+            return
+        before = self._history.state(batch - 1, State) if batch > 0 else State()
+        open_before = self._history.state_table(messages.sparkSession, batch - 1, "open", air_quality.READING_SCHEMA)
+        parsed = air_quality.parse(messages, self._settings).persist()
+        arrived = air_quality.readings(parsed)
+        judged = air_quality.judge(arrived, open_before, before.watermark_us, self._settings).persist()
+        try:
+            self._keep(parsed, judged, before, batch)
+        finally:
+            judged.unpersist()
+            parsed.unpersist()
+
+    def _keep(self, parsed: DataFrame, judged: DataFrame, before: State, batch: int) -> None:
+        counts, latest_us = _count(parsed, judged)
+        if counts.set_aside:
+            self._append(air_quality.set_aside(parsed), "set_aside", "enqueued_at", batch)
+        if counts.readings:
+            self._append(judged.where("verdict = 'new'").drop("verdict"), "readings", "time", batch)
+        if counts.late:
+            self._append(judged.where("verdict = 'late'").drop("verdict"), "late", "time", batch)
+        watermark_us = _advance(before.watermark_us, latest_us, self._settings)
+        open_now = judged.where("verdict in ('open', 'new')").drop("verdict")
+        runs = self._history.state_table(judged.sparkSession, batch - 1, "runs", air_quality.RUN_SCHEMA)
+        if watermark_us is not None and _closes_windows(before.watermark_us, watermark_us, self._settings):
+            is_closed = air_quality.is_closed(air_quality.window_end(F.col("time"), self._settings), watermark_us)
+            runs, closed = self._close(open_now.where(is_closed), runs, watermark_us, batch)
+            open_now, counts = open_now.where(~is_closed), counts + closed
+        self._history.save_state(batch, State(watermark_us, before.totals + counts), open=open_now, runs=runs)
+
+    def _close(
+        self, open_readings: DataFrame, runs: DataFrame, watermark_us: int, batch: int
+    ) -> tuple[DataFrame, Totals]:
+        """Windows that are over, their index and their alerts; the runs that are left, and how many of each."""
+        settings = self._settings
+        window_parts = self._append(air_quality.windows(open_readings, settings), "windows", "start", batch)
+        # As they are written: the last bit of a mean depends on the order of its rows, which differs when a batch is
+        # done again.
+        closed = self._history.read(runs.sparkSession, window_parts, air_quality.WINDOW_SCHEMA)
+        self._append(air_quality.index(closed), "index", "start", batch)
+        exceeding = air_quality.exceedances(closed, runs, settings)
+        alert_parts = self._append(air_quality.alerts(exceeding, watermark_us, settings), "alerts", "until", batch)
+        counts = Totals(windows=count_rows(window_parts), alerts=count_rows(alert_parts))
+        return air_quality.open_runs(exceeding, watermark_us, settings), counts
+
+    def _append(self, rows: DataFrame, table: str, time: str, batch: int) -> list[str]:
+        return self._history.append(rows.withColumn("day", F.to_date(time)), table, batch)
+
+
+def _count(parsed: DataFrame, judged: DataFrame) -> tuple[Totals, int | None]:
+    """How many of what a batch has, and the latest time that is known after it."""
+    messages, set_aside = parsed.agg(F.count("*"), F.count("reason")).collect()[0]
+    verdicts = judged.groupBy("verdict").agg(F.count("*"), F.max(F.unix_micros("time"))).collect()
+    rows = {verdict: count for verdict, count, _latest_us in verdicts}
+    counts = Totals(
+        messages=messages,
+        set_aside=set_aside,
+        readings=rows.get("new", 0),
+        duplicates=rows.get("duplicate", 0),
+        late=rows.get("late", 0),
+    )
+    return counts, max((latest_us for _verdict, _count, latest_us in verdicts), default=None)
+
+
+def _advance(watermark_us: int | None, latest_us: int | None, settings: Settings) -> int | None:
+    """A watermark never goes back."""
+    reached = [] if latest_us is None else [latest_us - settings.watermark_s * _US_PER_S]
+    return max(reached + ([] if watermark_us is None else [watermark_us]), default=None)
+
+
+def _closes_windows(before_us: int | None, after_us: int, settings: Settings) -> bool:
+    """Whether the end of a window lies between them."""
+    width_us = settings.window_s * _US_PER_S
+    return before_us is None or before_us // width_us < after_us // width_us
