@@ -41,8 +41,7 @@ def add_pipeline(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="JOB")
-    jobs: tuple[Callable[[Any], None], ...] = (_add_air_quality, _add_match)
-    for add in jobs:
+    for add in (_add_air_quality, _add_match):
         add(actions)
 
 

@@ -1,0 +1,153 @@
+"""The oracle of the air-quality pipeline: the same in plain Python, message by message; and rows like the source's."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from random import Random
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.pipeline.air_quality import BODY_SCHEMA, POLLUTANTS, Settings
+
+SCHEMA = (
+    f"{BODY_SCHEMA}, _queue int, _sequence long, _enqueued_at timestamp, _device string, _body binary, _error string"
+)
+
+Key = tuple[str, str, datetime]
+
+
+class Message(NamedTuple):
+    """A body that could be read, or why it could not."""
+
+    body: Mapping[str, Any] | None
+    queue: int
+    sequence: int
+    enqueued_at: datetime
+    error: str | None = None
+
+
+class Alert(NamedTuple):
+    alert: str
+    state: str
+    station: str
+    since: datetime
+    until: datetime
+    windows: int
+    peak: float
+
+
+def frame(spark: SparkSession, messages: Iterable[Message]) -> DataFrame:
+    return spark.createDataFrame([_row(message) for message in messages], SCHEMA)
+
+
+def _row(message: Message) -> tuple[Any, ...]:
+    body = message.body or {}
+    time = datetime.fromisoformat(body["time"]) if "time" in body else None
+    return (
+        body.get("station"),
+        body.get("name"),
+        time,
+        *(body.get(pollutant) for pollutant in POLLUTANTS),
+        message.queue,
+        message.sequence,
+        message.enqueued_at,
+        "device",
+        b"as it came",
+        message.error,
+    )
+
+
+@dataclass
+class PlainAirQuality:
+    """Feed it the batches; then look at what it has."""
+
+    settings: Settings
+    watermark: datetime | None = None
+    messages: int = 0
+    set_aside: list[tuple[int, int]] = field(default_factory=list)
+    readings: dict[Key, float] = field(default_factory=dict)
+    duplicates: int = 0
+    late: list[tuple[Key, float]] = field(default_factory=list)
+    latest: datetime | None = None
+
+    def feed(self, batch: Sequence[Message]) -> None:
+        self.messages += len(batch)
+        for message in sorted(batch, key=lambda each: (each.queue, each.sequence)):
+            if self._is_bad(message):
+                self.set_aside.append((message.queue, message.sequence))
+            else:
+                self._read(message.body or {})
+        if self.latest is not None:
+            self.watermark = self.latest - timedelta(seconds=self.settings.watermark_s)
+
+    def _is_bad(self, message: Message) -> bool:
+        body = message.body or {}
+        values = [body[pollutant] for pollutant in POLLUTANTS if pollutant in body]
+        if not body.get("station") or "time" not in body or not values or not all(map(math.isfinite, values)):
+            return True
+        ahead_s = (datetime.fromisoformat(body["time"]) - message.enqueued_at).total_seconds()
+        return self.settings.ahead_s is not None and ahead_s > self.settings.ahead_s
+
+    def _read(self, body: Mapping[str, Any]) -> None:
+        time = datetime.fromisoformat(body["time"])
+        self.latest = time if self.latest is None else max(time, self.latest)
+        for pollutant in POLLUTANTS:
+            if pollutant in body:
+                key = (body["station"], pollutant, time)
+                if self.watermark is not None and self._end(time) <= self.watermark:
+                    self.late.append((key, body[pollutant]))
+                elif key in self.readings:
+                    self.duplicates += 1
+                else:
+                    self.readings[key] = body[pollutant]
+
+    def _end(self, time: datetime) -> datetime:
+        width_s = self.settings.window_s
+        return datetime.fromtimestamp((time.timestamp() // width_s + 1) * width_s, UTC)
+
+    def windows(self) -> dict[Key, tuple[float, float, int]]:
+        """Mean, maximum and count of the closed ones, by station, pollutant and start."""
+        values: dict[Key, list[float]] = defaultdict(list)
+        for (station, pollutant, time), value in self.readings.items():
+            end = self._end(time)
+            if self.watermark is not None and end <= self.watermark:
+                values[station, pollutant, end - timedelta(seconds=self.settings.window_s)].append(value)
+        return {key: (fmean(each), max(each), len(each)) for key, each in values.items()}
+
+    def alerts(self) -> list[Alert]:
+        assert self.watermark is not None
+        means = {key: mean for key, (mean, _maximum, _count) in self.windows().items()}
+        return sorted(plain_alerts(means, self.watermark, self.settings))
+
+
+def plain_alerts(means: Mapping[Key, float], watermark: datetime, settings: Settings) -> Iterator[Alert]:
+    """Walks along the windows of each station and pollutant."""
+    width = timedelta(seconds=settings.window_s)
+    for (station, pollutant, start), mean in means.items():
+        threshold = settings.thresholds.get(pollutant, math.inf)
+        if mean <= threshold or means.get((station, pollutant, start - width), -math.inf) > threshold:
+            continue
+        peaks: list[float] = []
+        while (peak := means.get((station, pollutant, start + len(peaks) * width), -math.inf)) > threshold:
+            peaks.append(peak)
+        if len(peaks) >= settings.windows:
+            first = peaks[: settings.windows]
+            yield Alert(pollutant, "begins", station, start, start + len(first) * width, len(first), max(first))
+            until = start + len(peaks) * width
+            if until + width <= watermark:
+                yield Alert(pollutant, "ends", station, start, until, len(peaks), max(peaks))
+
+
+def disorder(random: Random, notifications: Sequence[Mapping[str, Any]], within: timedelta) -> list[Mapping[str, Any]]:
+    """As they may come: each at most so much later than it should."""
+    delays = [within * random.random() for _ in notifications]
+    order = sorted(
+        range(len(notifications)), key=lambda i: datetime.fromisoformat(notifications[i]["time"]) + delays[i]
+    )
+    return [notifications[i] for i in order]
