@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import pyarrow.parquet
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.pipeline.air_quality import BODY_SCHEMA, POLLUTANTS, Settings
+from tidegate.pipeline.air_quality import BANDS, BODY_SCHEMA, POLLUTANTS, Settings
+from tidegate.pipeline.air_quality_job import Totals, read_totals
 
 SCHEMA = (
     f"{BODY_SCHEMA}, _queue int, _sequence long, _enqueued_at timestamp, _device string, _body binary, _error string"
@@ -70,7 +74,7 @@ class PlainAirQuality:
     settings: Settings
     watermark: datetime | None = None
     messages: int = 0
-    set_aside: list[tuple[int, int]] = field(default_factory=list)
+    set_aside: list[Message] = field(default_factory=list)
     readings: dict[Key, float] = field(default_factory=dict)
     duplicates: int = 0
     late: list[tuple[Key, float]] = field(default_factory=list)
@@ -80,7 +84,7 @@ class PlainAirQuality:
         self.messages += len(batch)
         for message in sorted(batch, key=lambda each: (each.queue, each.sequence)):
             if self._is_bad(message):
-                self.set_aside.append((message.queue, message.sequence))
+                self.set_aside.append(message)
             else:
                 self._read(message.body or {})
         if self.latest is not None:
@@ -88,6 +92,8 @@ class PlainAirQuality:
 
     def _is_bad(self, message: Message) -> bool:
         body = message.body or {}
+        if message.error is not None:
+            return True
         values = [body[pollutant] for pollutant in POLLUTANTS if pollutant in body]
         if not body.get("station") or "time" not in body or not values or not all(map(math.isfinite, values)):
             return True
@@ -151,3 +157,39 @@ def disorder(random: Random, notifications: Sequence[Mapping[str, Any]], within:
         range(len(notifications)), key=lambda i: datetime.fromisoformat(notifications[i]["time"]) + delays[i]
     )
     return [notifications[i] for i in order]
+
+
+def rows_of(out: Path, table: str) -> list[dict[str, Any]]:
+    """As any program reads them."""
+    rows: list[dict[str, Any]] = pyarrow.parquet.read_table(out / table).to_pylist()
+    return rows
+
+
+def check(out: Path, expected: PlainAirQuality) -> None:
+    """All tables have exactly what they should, once."""
+    kept = Counter((row["station"], row["pollutant"], row["time"], row["value"]) for row in rows_of(out, "readings"))
+    assert kept == Counter((*key, value) for key, value in expected.readings.items())
+    late = Counter((row["station"], row["pollutant"], row["time"], row["value"]) for row in rows_of(out, "late"))
+    assert late == Counter((*key, value) for key, value in expected.late)
+    windows = expected.windows()
+    found = rows_of(out, "windows")
+    assert len(found) == len(windows)
+    for row in found:
+        mean, maximum, count = windows[row["station"], row["pollutant"], row["start"]]
+        assert (row["mean"], row["maximum"], row["count"]) == (pytest.approx(mean), maximum, count)
+    indexed = {(station, start) for station, pollutant, start in windows if pollutant in BANDS}
+    assert Counter((row["station"], row["start"]) for row in rows_of(out, "index")) == Counter(indexed)
+    assert sorted(map(_as_alert, rows_of(out, "alerts"))) == [_as_alert(each._asdict()) for each in expected.alerts()]
+    assert read_totals(out) == Totals(
+        messages=expected.messages,
+        set_aside=len(expected.set_aside),
+        readings=len(expected.readings),
+        duplicates=expected.duplicates,
+        late=len(expected.late),
+        windows=len(windows),
+        alerts=len(expected.alerts()),
+    )
+
+
+def _as_alert(row: Mapping[str, Any]) -> Alert:
+    return Alert(**{name: row[name] for name in Alert._fields})._replace(peak=round(row["peak"], 6))

@@ -30,6 +30,9 @@ from tidegate.pipeline.air_quality import Settings
 from tidegate.pipeline.history import History, count_rows
 from tidegate.pipeline.progress import follow
 
+# The queries, and where their checkpoints are.
+READINGS: Final = "readings"
+ALERTS: Final = "alerts"
 _US_PER_S: Final = 1_000_000
 
 
@@ -72,10 +75,8 @@ class State(msgspec.Struct, frozen=True):
 
 def run(spark: SparkSession, job: Job, *, once: bool) -> None:
     """Works off what is in the queue (`once`), or goes on until Ctrl-C."""
-    # Parquet's own timestamps, by which readers can skip; Spark's default is a form of its own.
-    spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     history = History(job.out)
-    with history.open(job.settings):
+    with history.open(job.settings, READINGS):
         if once:
             follow([start_readings(spark, job, history, once=True)])
             follow([start_alerts(spark, job, history, once=True)])
@@ -97,7 +98,7 @@ def start_readings(spark: SparkSession, job: Job, history: History, *, once: boo
         .load()
     )
     writer = messages.writeStream.foreachBatch(Batches(history, job.settings).on_batch)
-    return _start(writer, job, history, "readings", once=once)
+    return _start(writer, job, history, READINGS, once=once)
 
 
 def start_alerts(spark: SparkSession, job: Job, history: History, *, once: bool) -> StreamingQuery:
@@ -112,7 +113,7 @@ def start_alerts(spark: SparkSession, job: Job, history: History, *, once: bool)
     )
     writer = alerts.writeStream
     writer = writer.format("tidegate").options(**job.broker) if job.publishes else writer.format("noop")
-    return _start(writer, job, history, "alerts", once=once)
+    return _start(writer, job, history, ALERTS, once=once)
 
 
 def _start(writer: DataStreamWriter, job: Job, history: History, name: str, *, once: bool) -> StreamingQuery:

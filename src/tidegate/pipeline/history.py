@@ -47,8 +47,8 @@ class History:
         self._directory = directory.absolute()
 
     @contextmanager
-    def open(self, settings: msgspec.Struct) -> Iterator[None]:
-        """Raises when the directory is in use, or holds what other settings have made."""
+    def open(self, settings: msgspec.Struct, query: str) -> Iterator[None]:
+        """For the query whose batches make it. Raises when the directory is in use, or holds something else."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = (self._directory / LOCK_FILE).open("w")
@@ -59,7 +59,7 @@ class History:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise ConfigError("C427", f"another job is using {self._directory}", "end it first") from error
-            self._claim(settings)
+            self._claim(settings, query)
             shutil.rmtree(self._directory / "staging", ignore_errors=True)
             yield
 
@@ -115,6 +115,7 @@ class History:
     def save_state(self, batch: int, value: object, **tables: DataFrame) -> None:
         """The batch is done."""
         staged = self._stage()
+        staged.mkdir(parents=True)
         for name, rows in tables.items():
             rows.write.parquet(str(staged / name))
         (staged / STATE_FILE).write_bytes(msgspec.json.encode(value))
@@ -124,13 +125,13 @@ class History:
             if int(path.name.removeprefix("batch=")) <= batch - STATES_KEPT:
                 shutil.rmtree(path)
 
-    def _claim(self, settings: msgspec.Struct) -> None:
-        path = self._directory / SETTINGS_FILE
+    def _claim(self, settings: msgspec.Struct, query: str) -> None:
+        path, staged = self._directory / SETTINGS_FILE, self._directory / f"{SETTINGS_FILE}.new"
         if not path.exists():
-            others = sorted(each.name for each in self._directory.iterdir() if each.name != LOCK_FILE)
+            ours = (LOCK_FILE, staged.name)
+            others = sorted(each.name for each in self._directory.iterdir() if each.name not in ours)
             if others:
                 raise ConfigError("C425", f"{self._directory} holds {others[0]!r} and is no history", _ANOTHER)
-            staged = self._directory / "staging"
             staged.write_bytes(msgspec.json.encode(settings))
             staged.rename(path)
         made_with, given = msgspec.json.decode(path.read_bytes()), msgspec.to_builtins(settings)
@@ -141,8 +142,9 @@ class History:
                     f"{self._directory} was made with {name} = {made_with.get(name)}, not {value}",
                     f"go on with the same settings, or {_ANOTHER}",
                 )
-        if self.last_batch() >= 0 and not (self._directory / "checkpoint").exists():
-            raise ConfigError("C425", f"the checkpoint of {self._directory} is gone", _ANOTHER)
+        # Spark would count its batches from 0 again, whose parts are there.
+        if self.last_batch() >= 0 and not Path(self.checkpoint(query)).exists():
+            raise ConfigError("C425", f"the checkpoint {self.checkpoint(query)} is gone", _ANOTHER)
 
     def _state(self, batch: int) -> Path:
         return self._directory / "state" / f"batch={batch}"
