@@ -38,9 +38,11 @@ def spark_session(
     chosen = master or DEFAULT_MASTER
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    settings = settings_for(chosen, is_shown=ui) | {
-        key.replace("__", "."): value for key, value in configuration.items()
-    }
+    settings = settings_for(chosen, is_shown=ui)
+    for key, value in configuration.items():
+        setting = key.replace("__", ".")
+        # Java's options are added to ours: without them Spark would be loud, or on a Java that spoils data.
+        settings[setting] = f"{settings[setting]} {value}" if setting.endswith("extraJavaOptions") else value
     builder = SparkSession.builder.master(chosen).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
