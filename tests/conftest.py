@@ -32,6 +32,13 @@ def spark() -> Iterator[SparkSession]:
     """One session for all tests, since starting one takes seconds."""
     from tidegate.pipeline.session import end_session, spark_session
 
-    session = spark_session("local[2,4]", name="tests", spark__sql__shuffle__partitions="2", spark__driver__memory="1g")
+    session = spark_session(
+        "local[2,4]",
+        name="tests",
+        spark__sql__shuffle__partitions="2",
+        spark__driver__memory="1g",
+        # For short jobs: Java's quick compiler, and a collector that starts no threads.
+        spark__driver__extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    )
     yield session
     end_session(session)

@@ -60,6 +60,8 @@ def session(options: argparse.Namespace, name: str) -> Iterator[SparkSession]:
             "C412", f"the pipeline needs {error.name}, which is not installed", "pip install 'tidegate[pipeline]'"
         ) from error
     spark = spark_session(options.master, name=name, ui=options.ui)
+    if options.ui:
+        terminal.note(f"Spark's pages: {spark.sparkContext.uiWebUrl}")
     try:
         yield spark
     finally:

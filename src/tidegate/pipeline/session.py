@@ -34,7 +34,7 @@ def spark_session(
     master: str | None = None, *, name: str = "tidegate", ui: bool = False, **configuration: str
 ) -> SparkSession:
     """The session of this process, with the data source `tidegate`. `master` is anything that Spark takes; `ui` serves
-    Spark's own pages and says where."""
+    Spark's own pages, at `spark.sparkContext.uiWebUrl`."""
     chosen = master or DEFAULT_MASTER
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
