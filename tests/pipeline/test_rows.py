@@ -124,8 +124,9 @@ def test_a_message_has_what_its_columns_say() -> None:
         ({"n": 1}, "g", {"kind": "alert"}),
         ({"n": 2}, "", {}),
     ]
-    (ready,) = messages("_body binary, _group string", [{"_body": b"\xa1x", "_group": "g"}])
-    assert (bytes(ready.body), ready.group) == (b"\xa1x", "g")
+    bodies = [b"\xa1x", b"\x80"]
+    ready = messages("_body binary, _group string", [{"_body": body, "_group": "g"} for body in bodies])
+    assert [(bytes(each.body), each.group) for each in ready] == [(body, "g") for body in bodies]
 
 
 def test_a_payload_is_the_notifications() -> None:

@@ -65,7 +65,7 @@ _PLAIN: Final = (
 )
 # What MessagePack has no value of its own for that every reader understands.
 _CONVERTED: Final = (DecimalType, DateType, TimestampType, TimestampNTZType)
-_NOTHING: Final = b"\x80"
+_EMPTY_MAP: Final = b"\x80"
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -99,10 +99,11 @@ class MessageRows:
 
     def encode(self, batch: pa.RecordBatch, first: int) -> list[bytes]:
         bodies = batch.column(BODY).to_pylist() if self._has_body else self._maps.encode(batch)
+        nothing = (None, b"") if self._has_body else (_EMPTY_MAP,)
         groups, headers = _column(batch, GROUP), _column(batch, HEADERS)
         messages = []
         for row, body in enumerate(bodies, first):
-            if not body or body == _NOTHING:
+            if body in nothing:
                 raise QueueError("Q917", f"row {row} of its partition has no value", "filter such rows out")
             message = NewMessage(msgspec.Raw(body))
             if self._has_details:
@@ -136,7 +137,7 @@ class NotificationRows:
 
     def encode(self, batch: pa.RecordBatch, first: int) -> list[bytes]:
         encoded = self._maps.encode(batch)
-        if any(map(_is_suspect, batch.columns)) or _NOTHING in encoded:
+        if any(map(_is_suspect, batch.columns)) or _EMPTY_MAP in encoded:
             for row, each in enumerate(encoded, first):
                 _check_notification(each, row)
         if encoded and (size := max(map(len, encoded))) > NOTIFICATION_BYTES_MAX:
