@@ -69,7 +69,6 @@ def _parser() -> argparse.ArgumentParser:
         _add_top,
         _add_replay,
         _add_evaluate,
-        add_pipeline,
         _add_demo,
         _add_config,
     ):
