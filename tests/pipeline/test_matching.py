@@ -30,7 +30,7 @@ Rows = list[tuple[Any, ...]]
 
 
 def draw_subscriptions(count: int, seed: int) -> Rows:
-    """One equality and two ranges, as the SQL join can say them too; ids with gaps."""
+    """One equality and two ranges, as the SQL join can say them too; ids with gaps, up to the largest."""
     rng = np.random.default_rng(seed)
     sites, lows, widths = (
         rng.integers(0, SITES, count),
@@ -39,7 +39,7 @@ def draw_subscriptions(count: int, seed: int) -> Rows:
     )
     return [
         (
-            7 * n,
+            7 * n if n else 2**53 - 1,
             f"site==s{site};t=={low[0]}..{low[0] + width[0]};h>={low[1]};h<{low[1] + width[1]}",
             f"s{site}",
             *map(float, (low[0], low[0] + width[0], low[1], low[1] + width[1])),
@@ -212,7 +212,7 @@ def test_a_build_that_dies_leaves_nothing_that_is_used(spark: SparkSession, tmp_
     [
         ([(1, "a==1"), (None, "a"), (None, None)], r"D817: 2 of 3 subscriptions have no id"),
         ([(1, None), (2, "a")], r"D817: 1 of 2 subscriptions have no filter"),
-        ([(-4, "a"), (2, "a")], r"D817: 1 of 2 subscriptions have a negative id"),
+        ([(-4, "a"), (2, "a"), (2**53, "a")], r"D817: 2 of 3 subscriptions have an id below 0 or from 2\^53 on"),
         ([(1, "a"), (5, "b"), (7, "a"), (5, "b>>")], r"D818: subscription 5 is in the table twice"),
         ([(1, "a"), (9, "a>"), (8, "b==x y")], r"D816: 2 filters .* subscription 8: FilterError F109 at column 6"),
     ],

@@ -46,6 +46,7 @@ from tidegate.pipeline.progress import to_error
 BadFilters = Literal["fail", "skip"]
 
 ID: Final = "id"
+ID_BITS: Final = 53  # an id is exact as a number of any language, and has room for a place before it
 FILTER: Final = "filter"
 # Several indexes of this size are quicker than one that holds all: less of each is out of the processor's cache.
 SUBSCRIPTIONS_PER_PARTITION: Final = 250_000
@@ -90,8 +91,8 @@ def build_index(
     bad_filters: BadFilters = "fail",
     rebuild: bool = False,
 ) -> IndexFiles:
-    """The index of a table with the columns `id` (a whole number from 0 on, once each) and `filter`: the one that is in
-    the directory, or else built there. The driver and all executors must see the directory under the same path."""
+    """The index of a table with the columns `id` (from 0 to below 2^53, once each) and `filter`: the one that is in the
+    directory, or else built there. The driver and all executors must see the directory under the same path."""
     _check_directory(directory)
     if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
         raise ConfigError("C413", f"the partitions are {partitions}", f"use 1 to {PARTITIONS_MAX}")
@@ -159,14 +160,19 @@ def _survey(table: DataFrame) -> Row:
         F.bit_xor(F.xxhash64(ID, FILTER)).alias("checksum"),
         F.count_if(F.col(ID).isNull()).alias("no_id"),
         F.count_if(F.col(FILTER).isNull()).alias("no_filter"),
-        F.count_if(F.col(ID) < 0).alias("negative"),
+        F.count_if((F.col(ID) < 0) | (F.col(ID) >= 1 << ID_BITS)).alias("strange_id"),
     ).collect()[0]
-    for name, fault in (("no_id", "have no id"), ("no_filter", "have no filter"), ("negative", "have a negative id")):
+    faults = {
+        "no_id": "have no id",
+        "no_filter": "have no filter",
+        "strange_id": f"have an id below 0 or from 2^{ID_BITS} on",
+    }
+    for name, fault in faults.items():
         if surveyed[name]:
             raise BadInput(
                 "D817",
                 f"{surveyed[name]:,} of {surveyed['subscriptions']:,} subscriptions {fault}",
-                "give each an id from 0 on and a filter; * wants everything",
+                f"give each a filter, which may be *, and an id from 0 to below 2^{ID_BITS}",
             )
     return surveyed
 

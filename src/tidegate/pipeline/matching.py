@@ -19,7 +19,7 @@ it stays in the result, with the reason in `error`, and no subscribers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial, reduce
+from functools import lru_cache, partial
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -52,27 +52,22 @@ from pyspark.sql.types import (
 from tidegate.errors import ConfigError
 from tidegate.frames import HEADER_BYTES, Refusal, join_maps, publish_frame
 from tidegate.layers.batch import BatchReader
-from tidegate.layers.index.reader import Matches, join
-from tidegate.pipeline.index_files import IndexFiles, mapped
+from tidegate.pipeline.index_files import ID_BITS, IndexFiles, mapped
 from tidegate.pipeline.rows import times_as_text
 
 SUBSCRIBERS: Final = "subscribers"
 ERROR: Final = "error"
-# A chunk is what is matched at once; its answer is in memory, 8 bytes for every subscriber of each notification.
+# A chunk is what is matched at once; its answer is in memory, 8 bytes for every subscriber of each notification. Places
+# in it have ten bits: with an id they make one number.
 CHUNK_NOTIFICATIONS: Final = 1024
 SHARE_BYTES_MAX: Final = 4 << 30
 
 _CHUNKS: Final = pa.schema(
-    [
-        ("chunk", pa.string()),
-        ("rows", pa.int64()),
-        *((name, pa.binary()) for name in ("keys", "data", "starts", "places")),
-    ]
+    [("chunk", pa.string()), *((name, pa.binary()) for name in ("keys", "data", "starts", "places"))]
 )
 _ANSWERS: Final = pa.schema(
-    [("chunk", pa.string()), ("share", pa.int32()), *((name, pa.binary()) for name in ("keys", "offsets", "ids"))]
+    [("chunk", pa.string()), ("share", pa.int32()), *((name, pa.binary()) for name in ("keys", "answer"))]
 )
-# Without nulls: Spark then sorts plain numbers.
 _IDS: Final = pa.list_(pa.field("element", pa.int64(), nullable=False))
 
 Integers = NDArray[np.int64]
@@ -114,9 +109,7 @@ def match(
         found = chosen.mapInArrow(partial(_match_whole, read=read, paths=index.paths, is_counted=is_counted), result)
     else:
         found = _match_shares(chosen, read, index.paths, shares, is_counted, result)
-    named = [F.col(f"key{n}").alias(key) for n, key in enumerate(keys)]
-    subscribers = F.col(SUBSCRIBERS) if is_counted else F.sort_array(SUBSCRIBERS).alias(SUBSCRIBERS)
-    return found.select(*named, subscribers, ERROR)
+    return found.toDF(*keys, SUBSCRIBERS, ERROR)
 
 
 def match_stream(
@@ -226,8 +219,8 @@ def _match_whole(
     is_counted: bool,
 ) -> Iterator[pa.RecordBatch]:
     for chunk in read(batches):
-        found = _find(chunk.data, chunk.starts, chunk.places, chunk.keys.num_rows, paths)
-        yield _result(chunk.keys, found, is_counted)
+        answer = _answer(chunk.data, chunk.starts, chunk.places, paths, is_counted)
+        yield _result(chunk.keys, answer, is_counted)
 
 
 def _write_chunks(
@@ -241,7 +234,6 @@ def _write_chunks(
             # With a checksum: should Spark repeat this task and get its rows in another order, answers to the two must
             # not be joined.
             "chunk": f"{context.partitionId()}-{number}-{crc32(chunk.data, crc32(keys)):08x}",
-            "rows": chunk.keys.num_rows,
             "keys": keys,
             "data": chunk.data,
             "starts": chunk.starts.tobytes(),
@@ -256,49 +248,45 @@ def _match_share(
     for batch in batches:
         for row in batch.to_pylist():
             starts, places = _integers(row["starts"]), _integers(row["places"])
-            offsets, ids = _find(row["data"], starts, places, row["rows"], parts[row["share"]])
-            answer = {
-                "chunk": row["chunk"],
-                "share": row["share"],
-                "keys": row["keys"],
-                "offsets": offsets.tobytes(),
-                "ids": b"" if is_counted else ids.tobytes(),
-            }
-            yield pa.RecordBatch.from_pylist([answer], _ANSWERS)
+            answer = _answer(row["data"], starts, places, parts[row["share"]], is_counted)
+            answered = {name: row[name] for name in ("chunk", "share", "keys")} | {"answer": answer.tobytes()}
+            yield pa.RecordBatch.from_pylist([answered], _ANSWERS)
 
 
 def _join_shares(answers: pa.Table, shares: int, is_counted: bool) -> pa.Table:
     """Waits for all shares by name: an answer that is missing, or there twice, must not go unnoticed."""
     rows = sorted(answers.to_pylist(), key=lambda row: row["share"])
     assert [row["share"] for row in rows] == list(range(shares)), (rows[0]["chunk"], [row["share"] for row in rows])
-    found = [(_integers(row["offsets"]), _integers(row["ids"])) for row in rows]
+    answers_of_all = [_integers(row["answer"]) for row in rows]
+    answer = np.sum(answers_of_all, axis=0) if is_counted else np.concatenate(answers_of_all)
     keys = pa.ipc.open_stream(rows[0]["keys"]).read_next_batch()
+    return pa.Table.from_batches([_result(keys, answer, is_counted)])
+
+
+def _answer(data: bytes, starts: Integers, places: Integers, paths: Sequence[str], is_counted: bool) -> Integers:
+    """What the indexes at these paths find for a chunk: at each place a count, or else in any order the matches, each a
+    number of a place and, in its lower bits, an id. So answers are joined by adding them up, or by sorting."""
+    found = (mapped(path).match_maps(data, starts) for path in paths)
     if is_counted:
-        counted = np.sum([offsets for offsets, _ids in found], axis=0), np.empty(0, np.int64)
-        return pa.Table.from_batches([_result(keys, counted, is_counted)])
-    return pa.Table.from_batches([_result(keys, reduce(join, found), is_counted)])
+        counts = np.zeros(CHUNK_NOTIFICATIONS, np.int64)
+        for offsets, _ids in found:
+            counts[places] += np.diff(offsets)
+        return counts
+    matches = [np.repeat(places << ID_BITS, np.diff(offsets)) | ids for offsets, ids in found]
+    return np.concatenate([*matches, np.empty(0, np.int64)])
 
 
-def _find(data: bytes, starts: Integers, places: Integers, rows: int, paths: Sequence[str]) -> Matches:
-    """What the indexes at these paths find, for all rows of a chunk."""
-    offsets, ids = reduce(join, (mapped(path).match_maps(data, starts) for path in paths), _nothing(len(starts)))
-    counts = np.zeros(rows + 1, np.int64)
-    counts[places + 1] = np.diff(offsets)
-    return np.cumsum(counts), ids
-
-
-def _nothing(rows: int) -> Matches:
-    return np.zeros(rows + 1, np.int64), np.empty(0, np.int64)
-
-
-def _result(keys: pa.RecordBatch, found: Matches, is_counted: bool) -> pa.RecordBatch:
+def _result(keys: pa.RecordBatch, answer: Integers, is_counted: bool) -> pa.RecordBatch:
     """Those that were refused have no answer: null, where others have a set."""
-    offsets, ids = found
     *columns, errors = keys.columns
     was_refused = errors.is_valid()
     if is_counted:
-        subscribers = pa.array(np.diff(offsets), pa.int64(), mask=was_refused.to_numpy(zero_copy_only=False))
+        counts = answer[: keys.num_rows]
+        subscribers = pa.array(counts, pa.int64(), mask=was_refused.to_numpy(zero_copy_only=False))
     else:
+        matches = np.sort(answer)
+        offsets = np.append(np.searchsorted(matches, np.arange(keys.num_rows) << ID_BITS), len(matches))
+        ids = matches & ((1 << ID_BITS) - 1)
         subscribers = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), ids, type=_IDS, mask=was_refused)
     names = [*keys.schema.names[:-1], SUBSCRIBERS, ERROR]
     return pa.RecordBatch.from_arrays([*columns, subscribers, errors], names)

@@ -71,7 +71,7 @@ class Reader:
             found = self._match_in(tree, view, starts)
             if old is tree:
                 return found
-            return join(found, self._match_in(old, view, starts))
+            return _join(found, self._match_in(old, view, starts))
 
     def _match_in(self, tree: t.Tree, view: NDArray[np.uint8], starts: NDArray[np.int64]) -> Matches:
         vocabulary, filters = self._index.vocabulary, self._index.filters
@@ -100,8 +100,7 @@ class Reader:
         self._out = out
 
 
-def join(found: Matches, more: Matches) -> Matches:
-    """What was found in two places for the same notifications."""
+def _join(found: Matches, more: Matches) -> Matches:
     offsets, ids = np.zeros_like(found[0]), np.empty(len(found[1]) + len(more[1]), np.int64)
     match_kernel.join_matches(*found, *more, offsets, ids)
     return offsets, ids
