@@ -108,8 +108,9 @@ def start_alerts(spark: SparkSession, job: Job, history: History, *, once: bool)
         spark.readStream.schema(air_quality.ALERT_SCHEMA)
         # A file counts however old it is when the job is started again.
         .option("maxFileAge", "36500d")
+        # No columns made of the names of directories, which come only with the first file.
+        .option("recursiveFileLookup", "true")
         .parquet(history.table("alerts"))
-        .drop("day", "batch")
     )
     writer = alerts.writeStream
     writer = writer.format("tidegate").options(**job.broker) if job.publishes else writer.format("noop")
