@@ -5,18 +5,19 @@ filters by the ranges, with its table of subscriptions in memory; the index path
 which is measured apart. All paths must find the same, or there are no figures but an error. The load "mixed" has all
 operators, and notifications as MessagePack, as they come from a queue.
 
-Measured: wall clock of warm runs, in turn, from Parquet to results that are thrown away.
+Measured: wall clock and CPU of warm runs, in turn, from Parquet to results that are thrown away.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -27,14 +28,14 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from benchmarks.job import QUICK, Effort, show_progress
 from benchmarks.matcher_workloads import MAIN, SEED, make_load
-from benchmarks.processes import Failed
+from benchmarks.processes import Failed, tree_cpu_s
 from benchmarks.tables import ratio, write_table
 from tidegate.filters import Constraint, Filter
 from tidegate.layers.index.packing import OPERATORS
 from tidegate.layers.index.saved_index import SavedIndex
 from tidegate.pipeline.index_files import IndexFiles, build_index
 from tidegate.pipeline.matching import CHUNK_NOTIFICATIONS, match
-from tidegate.pipeline.session import spark_session
+from tidegate.pipeline.session import end_session, spark_session
 
 SITES: Final = 1000
 SUBSCRIPTIONS, NOTIFICATIONS = 1_000_000, 100_000
@@ -50,14 +51,23 @@ _SHARED: Final = "index in 2 shares, ids joined"
 _SQL: Final = "SQL join, pairs"
 _SQL_MERGED: Final = "SQL join, ids collected"
 _ONE_PROCESS: Final = "no Spark: one process, ids"
-_HEAD: Final = ("path", "seconds", "notifications/s", "SQL, ids / this", "this / no Spark")
+_HEAD: Final = (
+    "path", "seconds", "notifications/s", "CPU s", "SQL, ids / this", "of CPU", "this / no Spark", "of CPU",
+)  # fmt: skip
 _NOTES: Final = (
     "{notifications:,} notifications, {subscriptions:,} subscriptions, {matches:,} matches; {about}",
     "medians of {rounds} interleaved rounds on {cores} cores; results are checked, then thrown away",
-    "index built in {build_s:.1f} s: {files} files, {size_mb:,.0f} MB, {size_each:.0f} bytes a subscription",
+    "CPU: of all processes, with Java and Python workers; says more than seconds when the machine is busy",
+    "index built in {build.wall_s:.1f} s, {build.cpu_s:.1f} s of CPU: {files} files, {size_mb:,.0f} MB",
+    "bytes of a subscription in the index: {size_each:.0f}",
     "an index that is there is found in {survey_s:.1f} s, which is a checksum of the table",
     "no Spark: the same files, notifications as bytes in memory, one thread",
 )
+
+
+class Taken(NamedTuple):
+    wall_s: float
+    cpu_s: float
 
 
 @dataclass(frozen=True)
@@ -81,23 +91,22 @@ def run(effort: Effort) -> str:
             plain = _measure(_draw_plain(spark, Path(made) / "plain", *sizes), rounds, is_sql_able=True)
             return plain + "\n" + _measure(_draw_mixed(spark, Path(made) / "mixed", *sizes), rounds, is_sql_able=False)
     finally:
-        spark.stop()
+        end_session(spark)
 
 
 def _measure(load: Load, rounds: int, *, is_sql_able: bool) -> str:
     show_progress(f"{load.about}: building the index")
-    index, build_s, survey_s = _build(load)
+    index, build, survey_s = _build(load)
     contenders = _contenders(load, index) | (_sql_contenders(load) if is_sql_able else {})
     show_progress(f"{load.about}: checking")
     matches = _check(load, index, is_sql_able=is_sql_able)
-    taken: dict[str, list[float]] = {name: [] for name in contenders}
+    taken: dict[str, list[Taken]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, work in contenders.items():
-            seconds = _seconds(work)
-            show_progress(
-                f"{load.about}: {'warming up' if number == 0 else f'round {number}'}  {name}: {seconds:.2f} s"
-            )
-            taken[name] += [seconds] * (number > 0)
+            once = _taken(work)
+            place = f"round {number}" if number else "warming up"
+            show_progress(f"{load.about}: {place}  {name}: {once.wall_s:.2f} s, CPU {once.cpu_s:.2f} s")
+            taken[name] += [once] * (number > 0)
     manifest = index.manifest
     told = {
         "notifications": len(load.maps),
@@ -106,25 +115,25 @@ def _measure(load: Load, rounds: int, *, is_sql_able: bool) -> str:
         "about": load.about,
         "rounds": rounds,
         "cores": load.notifications.sparkSession.sparkContext.defaultParallelism,
-        "build_s": build_s,
+        "build": build,
         "survey_s": survey_s,
         "files": len(manifest.files),
         "size_mb": manifest.size_bytes / 1e6,
         "size_each": manifest.size_bytes / manifest.subscriptions,
     }
     goal = [f"goal: {_INDEX!r} at least {RATIO_GOAL} times as fast as {_SQL_MERGED!r}"] if is_sql_able else []
-    rows = [_row(name, len(load.maps), {name: median(runs) for name, runs in taken.items()}) for name in taken]
+    rows = [_row(name, len(load.maps), {name: _median(runs) for name, runs in taken.items()}) for name in taken]
     return write_table("Matching on Spark", _HEAD, rows, [note.format(**told) for note in _NOTES] + goal)
 
 
-def _build(load: Load) -> tuple[IndexFiles, float, float]:
+def _build(load: Load) -> tuple[IndexFiles, Taken, float]:
     """A build in warm workers, and how long a job waits for an index that is there."""
     directory = Path(tempfile.mkdtemp(prefix="index-", dir=_directory(load.subscriptions)))
     build_index(load.subscriptions.limit(1000), directory)
+    build = _taken(lambda: build_index(load.subscriptions, directory))
     began_s = time.monotonic()
     index = build_index(load.subscriptions, directory)
-    build_s = time.monotonic() - began_s
-    return index, build_s, _seconds(lambda: build_index(load.subscriptions, directory))
+    return index, build, time.monotonic() - began_s
 
 
 def _directory(table: DataFrame) -> Path:
@@ -190,20 +199,27 @@ def _throw_away(table: DataFrame) -> None:
     table.write.format("noop").mode("overwrite").save()
 
 
-def _seconds(work: Callable[[], Any]) -> float:
-    began_s = time.monotonic()
+def _taken(work: Callable[[], Any]) -> Taken:
+    began_s, used_s = time.monotonic(), tree_cpu_s(os.getpid())
     work()
-    return time.monotonic() - began_s
+    return Taken(time.monotonic() - began_s, tree_cpu_s(os.getpid()) - used_s)
 
 
-def _row(name: str, notifications: int, taken: Mapping[str, float]) -> list[str]:
-    seconds = taken[name]
+def _median(taken: Sequence[Taken]) -> Taken:
+    return Taken(median(each.wall_s for each in taken), median(each.cpu_s for each in taken))
+
+
+def _row(name: str, notifications: int, taken: Mapping[str, Taken]) -> list[str]:
+    this, without, sql = taken[name], taken[_ONE_PROCESS], taken.get(_SQL_MERGED, Taken(0.0, 0.0))
     return [
         name,
-        f"{seconds:.2f}",
-        f"{notifications / seconds:,.0f}",
-        ratio(taken[_SQL_MERGED], seconds) if _SQL_MERGED in taken else "-",
-        ratio(seconds, taken[_ONE_PROCESS]),
+        f"{this.wall_s:.2f}",
+        f"{notifications / this.wall_s:,.0f}",
+        f"{this.cpu_s:.2f}",
+        ratio(sql.wall_s, this.wall_s) if sql.wall_s else "-",
+        ratio(sql.cpu_s, this.cpu_s) if sql.wall_s else "-",
+        ratio(this.wall_s, without.wall_s),
+        ratio(this.cpu_s, without.cpu_s),
     ]
 
 
