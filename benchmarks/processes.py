@@ -42,13 +42,14 @@ def cpu_s(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | _PROCESS_CPU_CLOCK)
 
 
-def tree_cpu_s(root: int) -> float:
-    """CPU seconds of a process and of those that it and its children have started and that live."""
-    used_s, pids = 0.0, [root]
+def tree_cpu_s(root: int) -> dict[int, float]:
+    """CPU seconds of a process and of all that it and its children have started and that live, by process id."""
+    used_s: dict[int, float] = {}
+    pids = [root]
     while pids:
         pid = pids.pop()
         with contextlib.suppress(OSError):
-            used_s += cpu_s(pid)
+            used_s[pid] = cpu_s(pid)
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 pids += map(int, children.read_text().split())
     return used_s

@@ -100,9 +100,11 @@ def _sweep(spark: SparkSession, cases: Sequence[Case], directory: Path, expected
 
 
 def _timed(do: Callable[[], T]) -> tuple[Taken, T]:
-    began_s, used_s = time.monotonic(), tree_cpu_s(os.getpid())
+    began_s, before = time.monotonic(), tree_cpu_s(os.getpid())
     done = do()
-    return Taken(time.monotonic() - began_s, tree_cpu_s(os.getpid()) - used_s), done
+    took_s, after = time.monotonic() - began_s, tree_cpu_s(os.getpid())
+    # Spark ends workers that were idle for a minute; what they had used before is not to be taken off.
+    return Taken(took_s, sum(used_s - before.get(pid, 0.0) for pid, used_s in after.items())), done
 
 
 def _row(name: str, count: int, runs: Mapping[str, Sequence[Taken]], cores: int) -> list[str]:
