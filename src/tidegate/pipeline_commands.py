@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import math
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,6 +64,10 @@ def session(options: argparse.Namespace, name: str) -> Iterator[SparkSession]:
     spark = spark_session(options.master, name=name, ui=options.ui)
     if options.ui:
         terminal.note(f"Spark's pages: {spark.sparkContext.uiWebUrl}")
+    # Spark's own handler cancels what runs, which looks like a failure; here queries are stopped one after the other.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Py4J logs what an interrupt does to its connections; failures come as exceptions.
+    logging.disable(logging.ERROR)
     try:
         yield spark
     finally:

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 from plain_air_quality import Message, PlainAirQuality, check, disorder, frame, rows_of
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import lit, raise_error
 
 from tidegate.devices import STATIONS, readings
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, Unavailable
 from tidegate.pipeline.air_quality import Settings
 from tidegate.pipeline.air_quality_job import Batches
 from tidegate.pipeline.history import History, count_rows
@@ -76,6 +77,23 @@ def lose_from(out: Path, batch: int, first: str) -> None:
     for table in TABLES[TABLES.index(first) :]:
         for part in (out / table).glob(f"day=*/batch={batch}"):
             shutil.rmtree(part)
+
+
+def test_a_batch_that_fails_says_why_in_short(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark does not survive a long error from Python, and tells nobody."""
+    history = History(tmp_path / "out")
+    failing = raise_error(lit("no such disk")).cast("string")
+    messages = frame(spark, batches_of_messages(5, 1)[0]).withColumn("station", failing)
+
+    with (
+        history.open(SETTINGS, "readings"),
+        pytest.raises(Unavailable, match="no such disk") as caught,
+    ):
+        Batches(history, SETTINGS).on_batch(messages, 0)
+    assert caught.value.code == "U711"
+    assert caught.value.__suppress_context__
+    assert len(str(caught.value)) < 1_000
+    assert not history.has_state(0)
 
 
 # The directory of a history.
