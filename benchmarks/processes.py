@@ -55,6 +55,11 @@ def tree_cpu_s(root: int) -> dict[int, float]:
     return used_s
 
 
+def tree_cpu_since_s(root: int, before_s: dict[int, float]) -> float:
+    """What they have used since; of those that have ended meanwhile, nothing."""
+    return sum(used_s - before_s.get(pid, 0.0) for pid, used_s in tree_cpu_s(root).items())
+
+
 def resident_bytes(pid: int) -> int:
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from benchmarks.job import QUICK, Effort, show_progress
 from benchmarks.matcher_workloads import MAIN, SEED, make_load
-from benchmarks.processes import Failed, tree_cpu_s
+from benchmarks.processes import Failed, tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import ratio, write_table
 from tidegate.filters import Constraint, Filter
 from tidegate.layers.index.packing import OPERATORS
@@ -200,9 +200,9 @@ def _throw_away(table: DataFrame) -> None:
 
 
 def _taken(work: Callable[[], Any]) -> Taken:
-    began_s, used_s = time.monotonic(), tree_cpu_s(os.getpid())
+    began_s, before_s = time.monotonic(), tree_cpu_s(os.getpid())
     work()
-    return Taken(time.monotonic() - began_s, tree_cpu_s(os.getpid()) - used_s)
+    return Taken(time.monotonic() - began_s, tree_cpu_since_s(os.getpid(), before_s))
 
 
 def _median(taken: Sequence[Taken]) -> Taken:

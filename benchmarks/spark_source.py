@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.job import Effort, show_progress
 from benchmarks.memory_source import PARTITIONS, MemorySource, body
 from benchmarks.over_tidegate import Broker, tidegate_broker
-from benchmarks.processes import Failed, cpu_s
+from benchmarks.processes import Failed, cpu_s, tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import ratio, write_table
 from tidegate.client import SyncConnection, connect_sync
 from tidegate.messages import NewMessage
@@ -277,25 +277,8 @@ class _Clock:
         self._broker_pid = broker_pid
 
     def read(self) -> tuple[float, float, dict[int, float]]:
-        children = _descendants(self._java_pid)
-        return cpu_s(self._broker_pid), cpu_s(self._java_pid), {pid: cpu_s(pid) for pid in children}
+        return cpu_s(self._broker_pid), cpu_s(self._java_pid), tree_cpu_s(self._java_pid)
 
     def since(self, before: tuple[float, float, dict[int, float]]) -> tuple[float, float, float]:
-        broker_s, java_s, children = self.read()
-        python_s = sum(used - before[2].get(pid, 0.0) for pid, used in children.items())
-        return broker_s - before[0], java_s - before[1], python_s
-
-
-def _descendants(pid: int) -> list[int]:
-    parents: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rsplit(")", 1)[1].split()
-        except OSError:  # it has ended meanwhile
-            continue
-        parents[int(path.parent.name)] = int(fields[1])
-    found, frontier = [], {pid}
-    while frontier:
-        frontier = {child for child, parent in parents.items() if parent in frontier}
-        found += sorted(frontier)
-    return found
+        broker_s, java_s = cpu_s(self._broker_pid) - before[0], cpu_s(self._java_pid) - before[1]
+        return broker_s, java_s, tree_cpu_since_s(self._java_pid, before[2]) - java_s

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from benchmarks.job import QUICK, Effort, show_progress
-from benchmarks.processes import Failed, tree_cpu_s
+from benchmarks.processes import Failed, tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import ratio, write_table
 from tidegate.evaluation.queues_simulated import ALL_VARIANTS, LOADS
 from tidegate.pipeline.session import end_session, spark_session
@@ -102,9 +102,7 @@ def _sweep(spark: SparkSession, cases: Sequence[Case], directory: Path, expected
 def _timed(do: Callable[[], T]) -> tuple[Taken, T]:
     began_s, before = time.monotonic(), tree_cpu_s(os.getpid())
     done = do()
-    took_s, after = time.monotonic() - began_s, tree_cpu_s(os.getpid())
-    # Spark ends workers that were idle for a minute; what they had used before is not to be taken off.
-    return Taken(took_s, sum(used_s - before.get(pid, 0.0) for pid, used_s in after.items())), done
+    return Taken(time.monotonic() - began_s, tree_cpu_since_s(os.getpid(), before)), done
 
 
 def _row(name: str, count: int, runs: Mapping[str, Sequence[Taken]], cores: int) -> list[str]:
