@@ -120,10 +120,14 @@ class SyncConnection:
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Runs it on the connection's loop; any thread may ask."""
+        return self.start(coroutine).result()
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """As `call`, but does not wait for it."""
         if self._loop is None:
             coroutine.close()
             raise not_open()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
 class SyncSubscription:

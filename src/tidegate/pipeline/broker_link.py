@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from tidegate.client import Connection, SyncConnection, connect_sync
@@ -37,6 +38,12 @@ def run(options: BrokerOptions, work: Callable[[Connection], Coroutine[Any, Any,
     except Unavailable:
         _forget(options)
         raise
+
+
+def ask_soon(options: BrokerOptions, question: Callable[[Connection], Coroutine[Any, Any, T]]) -> Future[T]:
+    """As `ask`, but does not wait for the answer."""
+    link = _link(options)
+    return link.start(within(options, question(link.connection)))
 
 
 async def within(options: BrokerOptions, step: Coroutine[Any, Any, T]) -> T:

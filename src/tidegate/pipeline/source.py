@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ from pyspark.sql.types import StructType
 from tidegate.client import Connection
 from tidegate.errors import QueueError
 from tidegate.messages import Level, Levels, Page
-from tidegate.pipeline.broker_link import ask
+from tidegate.pipeline.broker_link import ask, ask_soon
 from tidegate.pipeline.columns import Columns, check_schema, full_schema
 from tidegate.pipeline.offsets import Offset, allot
 from tidegate.pipeline.options import SourceOptions, parse_sink_options, parse_source_options
@@ -94,8 +95,14 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._target: Offset | None = None
-        # How far the queue was deleted by this process, if it was.
+        # What was seen last, how far the queue was deleted since this process began, and a deletion under way.
+        self._seen: Levels | None = None
         self._deleted: Offset | None = None
+        self._deleting: Future[None] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For the executors, which only read."""
+        return self.__dict__ | {"_deleting": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         found = _look(self._options)
@@ -106,15 +113,16 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        found = _look(self._options)
-        begin = self._parse(start, found)
-        self._delete_below(begin, found.levels)
+        found = self._seen = _look(self._options)
+        first = self._parse(start, found)
         ends = self._ends(found).sequences
         if self._target is not None:
             ends = [min(end, target) for end, target in zip(ends, self._target.sequences, strict=True)]
         if isinstance(limit, ReadMaxRows):
-            ends = allot(begin.sequences, ends, limit.max_rows)
-        ends = [max(end, first) for end, first in zip(ends, begin.sequences, strict=True)]
+            ends = allot(first.sequences, ends, limit.max_rows)
+        ends = [max(end, begin) for end, begin in zip(ends, first.sequences, strict=True)]
+        # While there is more to read, nobody need wait for a deletion; when there is not, this process may end.
+        self._delete_below(first, found.levels, waits=ends == first.sequences)
         return Offset(self._options.queue, found.id, ends).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
@@ -124,7 +132,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._ends(_look(self._options))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        found = _look(self._options)
+        found = self._seen or _look(self._options)
         begins, ends = self._parse(start, found), self._parse(end, found)
         return [
             Range(number, begin, stop)
@@ -138,7 +146,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: dict[str, Any]) -> None:
         if Offset.from_dict(end) != self._deleted:
             found = _look(self._options)
-            self._delete_below(self._parse(end, found), found.levels)
+            self._delete_below(self._parse(end, found), found.levels, waits=True)
 
     def _parse(self, logged: Mapping[str, Any], found: Levels) -> Offset:
         offset = Offset.from_dict(logged)
@@ -148,20 +156,25 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, found: Levels) -> Offset:
         return Offset(self._options.queue, found.id, [level.next for level in found.levels])
 
-    def _delete_below(self, offset: Offset, levels: Sequence[Level]) -> None:
+    def _delete_below(self, offset: Offset, levels: Sequence[Level], *, waits: bool) -> None:
         due = [
             (number, below)
             for number, (below, level) in enumerate(zip(offset.sequences, levels, strict=True))
             if level.first < below
         ]
-        self._deleted = offset
 
         async def delete(broker: Connection) -> None:
             queue = broker.queue(self._options.queue)
             await asyncio.gather(*(queue.delete_below(number, below) for number, below in due))
 
+        self._deleted = offset
+        if self._deleting is not None:
+            self._deleting.result()
+            self._deleting = None
         if due and self._options.deletes:
-            ask(self._options.broker, delete)
+            self._deleting = ask_soon(self._options.broker, delete)
+            if waits:
+                self._deleting.result()
 
 
 def read_range(
