@@ -712,6 +712,15 @@ class TestTheSynchronousClient:
             assert queue.stats()["messages"] == 1
             queue.drop()
 
+    def test_puts_into_a_queue_that_gets_what_it_publishes(self, broker: BrokerProcess) -> None:
+        """The two are numbered each for itself, and the queue must not take one for the other."""
+        with connect_sync(broker.native) as connection:
+            queue = connection.queue(unique())
+            queue.create(physical_queues=1, filter="both")
+            connection.publish([{"both": n} for n in range(3)])
+            assert queue.put([10, 11, 12]).duplicates == 0
+            assert queue.levels()[0].messages == 6
+
     def test_has_durable_subscriptions(self, broker: BrokerProcess) -> None:
         name = unique("s")
         with connect_sync(broker.native) as connection:

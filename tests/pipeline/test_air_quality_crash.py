@@ -44,6 +44,7 @@ BAD_BODIES: list[Any] = [
     {"station": "28005002", "NO2": 41},
     {"time": "2026-01-01T00:00:00Z", "NO2": 41},
 ]
+TABLES = ("set_aside", "readings", "late", "windows", "index", "alerts")
 RUN_S = 400
 
 
@@ -59,7 +60,7 @@ def test_a_job_that_is_killed_again_and_again_has_each_reading_once(tmp_path: Pa
     with BrokerProcess() as broker:
         options = (
             *("--queue", "air", "--out", str(out), "--address", broker.native, "--threshold", "NO2=120"),
-            *("--no-publish", "--master", "local[2,4]"),
+            *("--master", "local[2,4]"),
         )
         expected.feed(asyncio.run(publish(broker.native, sent, BAD_BODIES)))
         kills = 0
@@ -69,6 +70,9 @@ def test_a_job_that_is_killed_again_and_again_has_each_reading_once(tmp_path: Pa
         # Then more: the first day comes again, much too late, while the job goes on until Ctrl-C.
         expected.feed(asyncio.run(publish(broker.native, [*days[:100], *later], [])))
         totals = run_until((*options, "--every", "1 second"), out, expected.messages)
+        # Whatever it had not published when it was interrupted, it publishes now.
+        run_or_kill((*options, "--once"), out, None)
+        told = asyncio.run(take_all(broker.native, "told"))
 
     assert kills == KILLS, f"seed {SEED}: it was through after {kills} kills"
     check(out, expected)
@@ -78,12 +82,28 @@ def test_a_job_that_is_killed_again_and_again_has_each_reading_once(tmp_path: Pa
     assert len(expected.late) > 300
     assert expected.duplicates
     assert expected.alerts()
+    alerts = [
+        (row["alert"], row["state"], row["station"], row["windows"], row["peak"]) for row in rows_of(out, "alerts")
+    ]
+    names = ("alert", "state", "station", "windows", "peak")
+    assert Counter(tuple(body[name] for name in names) for body in told) == Counter(alerts)
+    assert all(body["since"].endswith("Z") for body in told)
+
+
+async def take_all(address: str, queue: str) -> list[Any]:
+    taken: list[Any] = []
+    async with connect(address) as broker:
+        while messages := await broker.queue(queue).take(max=1000, wait_s=1.0):
+            taken += [message.body for message in messages]
+            await broker.queue(queue).delete(messages)
+    return taken
 
 
 async def publish(address: str, notifications: Sequence[Mapping[str, Any]], bad: Sequence[Any]) -> list[Message]:
     """As the job will see them: what was published, and bodies that somebody has put into the queue."""
     async with connect(address) as broker, connect(address) as somebody:
         await broker.queue("air").create(filter="station^=28;!alert")
+        await broker.queue("told").create(filter="alert")
         await broker.publish(notifications)
         if bad:
             await somebody.queue("air").put(list(bad))
@@ -126,7 +146,8 @@ def wait_for_more(process: subprocess.Popen[str], out: Path) -> bool:
 
 
 def parts(out: Path) -> set[Path]:
-    return {*out.glob("*/day=*/batch=*"), *out.glob("state/batch=*")}
+    tables = (part for table in TABLES for part in (out / table).glob("day=*/batch=*"))
+    return {*tables, *(out / "state").glob("batch=*")}
 
 
 def run_until(options: Sequence[str], out: Path, messages: int) -> Any:

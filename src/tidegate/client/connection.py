@@ -64,7 +64,9 @@ class Connection:
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
         self._subscriber = Subscriber(self._options, self._tasks)
-        self._requests = QueueRequests(self._options, self._name, self._tasks)
+        # Not the publisher's name: a queue that is bound to what this connection publishes knows that by it, and would
+        # take a message that is put under the same name and number for the same.
+        self._requests = QueueRequests(self._options, f"{self._name}-puts", self._tasks)
         return self
 
     async def __aexit__(
