@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.query import StreamingQuery
@@ -30,7 +28,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from tidegate.pipeline import air_quality
 from tidegate.pipeline.air_quality import Settings
 from tidegate.pipeline.history import History, count_rows
-from tidegate.pipeline.progress import follow, to_error
+from tidegate.pipeline.progress import failures_in_short, follow
 
 # The queries, and where their checkpoints are.
 READINGS: Final = "readings"
@@ -140,11 +138,8 @@ class Batches:
         arrived = air_quality.readings(parsed)
         judged = air_quality.judge(arrived, open_before, before.watermark_us, self._settings).persist()
         try:
-            self._keep(parsed, judged, before, batch)
-        except (PySparkException, Py4JError) as failure:
-            # Short, and without its cause: Spark looks for interruptions in what Python raises, by a regular expression
-            # that overflows the stack when it meets a trace of Java; the query would end without an error.
-            raise to_error(failure) from None
+            with failures_in_short():
+                self._keep(parsed, judged, before, batch)
         finally:
             judged.unpersist()
             parsed.unpersist()

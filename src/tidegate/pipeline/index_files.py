@@ -29,7 +29,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -41,7 +40,7 @@ from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.index.packing import pack
 from tidegate.layers.index.saved_index import SavedIndex, save_index
 from tidegate.layers.kernel_cache import kernel_version
-from tidegate.pipeline.progress import to_error
+from tidegate.pipeline.progress import failures_in_short
 
 BadFilters = Literal["fail", "skip"]
 
@@ -108,10 +107,8 @@ def build_index(
         return IndexFiles(version, found, is_new=False)
     (version / _MANIFEST).unlink(missing_ok=True)
     build = partial(_build_partition, directory=str(version))
-    try:
+    with failures_in_short():
         reports = table.repartition(partitions, ID).mapInArrow(build, from_arrow_schema(_REPORT)).collect()
-    except PySparkException as failure:
-        raise to_error(failure) from failure
     _check_reports(reports, bad_filters)
     manifest = Manifest(
         files=tuple(sorted(report["file"] for report in reports)),

@@ -14,14 +14,14 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 
 from tidegate.errors import ConfigError
 from tidegate.pipeline.index_files import IndexFiles
 from tidegate.pipeline.matching import ERROR, SUBSCRIBERS, match, match_stream
-from tidegate.pipeline.progress import follow, to_error
+from tidegate.pipeline.progress import failures_in_short, follow
 
 QUEUE_KEYS: Final = ("_queue", "_sequence")
 QUEUE_BODY: Final = "_body"
@@ -59,10 +59,8 @@ def match_table(
     if notifications.rdd.getNumPartitions() < cores:
         notifications = notifications.repartition(cores)
     summary, began_s = Summary(), time.monotonic()
-    try:
+    with failures_in_short():
         _write(match(notifications, index, keys=keys, is_counted=is_counted), out, summary)
-    except PySparkException as failure:
-        raise to_error(failure) from failure
     summary.seconds = time.monotonic() - began_s
     return summary
 

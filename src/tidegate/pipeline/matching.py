@@ -53,6 +53,7 @@ from tidegate.errors import ConfigError
 from tidegate.frames import HEADER_BYTES, Refusal, join_maps, publish_frame
 from tidegate.layers.batch import BatchReader
 from tidegate.pipeline.index_files import ID_BITS, IndexFiles, mapped
+from tidegate.pipeline.progress import failures_in_short
 from tidegate.pipeline.rows import times_as_text
 
 SUBSCRIBERS: Final = "subscribers"
@@ -126,7 +127,8 @@ def match_stream(
     twice. Give the writer a checkpoint and start it."""
 
     def on_batch(batch: DataFrame, number: int) -> None:
-        handle(match(batch, index, keys=keys, body=body, is_counted=is_counted), number)
+        with failures_in_short():
+            handle(match(batch, index, keys=keys, body=body, is_counted=is_counted), number)
 
     return notifications.writeStream.foreachBatch(on_batch)
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tidegate import errors
@@ -73,6 +76,17 @@ def to_error(failure: Exception) -> TidegateError:
     raised = _RAISED.findall(text)
     reason = raised[-1] if raised else next((line.strip() for line in text.splitlines() if line.strip()), "no reason")
     return Unavailable("U711", f"Spark has failed: {reason}", "see its messages above; start again, nothing is lost")
+
+
+@contextmanager
+def failures_in_short() -> Iterator[None]:
+    """Around jobs of Spark: what fails in them is an error of ours, without its cause. In `foreachBatch` it must be:
+    Spark looks for interruptions in what Python raises, by a regular expression that overflows the stack when it meets
+    a trace of Java, and then the query ends without an error."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as failure:
+        raise to_error(failure) from None
 
 
 def _raise_failure(queries: Sequence[StreamingQuery]) -> None:

@@ -40,12 +40,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.errors import ConfigError
-from tidegate.pipeline.progress import to_error
+from tidegate.pipeline.progress import failures_in_short
 
 Simulate: TypeAlias = Callable[[Sequence[Any]], pa.Table]
 
@@ -229,11 +227,8 @@ def _run_sample(singles: Sequence[Chunk]) -> tuple[list[float], list[str]]:
 def _run_on_executors(spark: SparkSession, chunks: Sequence[Chunk]) -> list[str]:
     if not chunks:
         return []
-    tasks = spark.sparkContext.parallelize(chunks, len(chunks))
-    try:
-        return tasks.flatMap(run_chunk).collect()
-    except (PySparkException, Py4JJavaError) as failure:
-        raise to_error(failure) from failure
+    with failures_in_short():
+        return spark.sparkContext.parallelize(chunks, len(chunks)).flatMap(run_chunk).collect()
 
 
 def _cases_of(chunk: Chunk) -> Sequence[Any]:
