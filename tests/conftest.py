@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,14 @@ def broker() -> Iterator[BrokerProcess]:
     """A broker with the default configuration, shared by the tests of a module."""
     with BrokerProcess() as process:
         yield process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _links_end_with_their_module() -> Iterator[None]:
+    """A link whose broker is gone tries again for ever, in a thread, at random times, which Hypothesis takes amiss."""
+    yield
+    if "tidegate.pipeline.broker_link" in sys.modules:
+        sys.modules["tidegate.pipeline.broker_link"].close_links()
 
 
 @pytest.fixture(scope="session")

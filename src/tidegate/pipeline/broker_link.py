@@ -61,6 +61,12 @@ async def within(options: BrokerOptions, step: Coroutine[Any, Any, T]) -> T:
         told.cancel()
 
 
+def close_links() -> None:
+    """Ends the connections of this process; for programs that go on when their last step is done."""
+    for options in list(_links):
+        _forget(options)
+
+
 def _link(options: BrokerOptions) -> SyncConnection:
     link = _links.get(options)
     if link is None:
