@@ -27,24 +27,19 @@ _RAISED: Final = re.compile(r"^  .*\n(\w[\w.]*: .+)$", re.MULTILINE)
 _OURS: Final = re.compile(r"(?:^|\s)(\w+) ([A-Z]\d{3}): ([^\n]*); ([^\n;]*)")
 
 
-def follow(
-    queries: Sequence[StreamingQuery],
-    *,
-    is_over: Callable[[], bool] = lambda: False,
-    show: Callable[[str], None] | None = None,
-) -> None:
-    """Returns when all queries have ended, or when `is_over` says so: then they are stopped, in the order given, as
-    they are on Ctrl-C. Raises the failure of the first that fails, with the others stopped."""
-    tell = show if show is not None else _show_line if sys.stderr.isatty() else None
+def follow(queries: Sequence[StreamingQuery], *, show: Callable[[str], None] | None = None) -> None:
+    """Returns when all queries have ended; on Ctrl-C they are stopped, in the order given. Raises the failure of the
+    first that fails, with the others stopped."""
+    tell = show if show is not None else show_line if sys.stderr.isatty() else None
     try:
-        while any(query.isActive for query in queries) and not is_over():
+        while any(query.isActive for query in queries):
             _raise_failure(queries)
             if tell is not None:
                 tell(progress_line(queries))
             time.sleep(LOOK_EVERY_S)
         _raise_failure(queries)
     finally:
-        if tell is _show_line:
+        if tell is show_line:
             print(file=sys.stderr)
         for query in queries:
             if query.isActive:
@@ -120,5 +115,6 @@ class _Sequences(msgspec.Struct):
     sequences: list[int]
 
 
-def _show_line(line: str) -> None:
+def show_line(line: str) -> None:
+    """In place of the line before it, on a terminal."""
     print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

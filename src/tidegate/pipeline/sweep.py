@@ -43,7 +43,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from tidegate.errors import ConfigError
-from tidegate.pipeline.progress import failures_in_short
+from tidegate.pipeline.progress import failures_in_short, show_line
 
 Simulate: TypeAlias = Callable[[Sequence[Any]], pa.Table]
 
@@ -325,7 +325,7 @@ def _shown_progress(what: str, total: int) -> Iterator[dict[Path, int]]:
         started_s = time.monotonic()
         while not is_over.wait(SHOW_EVERY_S):
             done = sum(count for path, count in expected.copy().items() if path.exists())
-            _show(progress_line(what, done, total, time.monotonic() - started_s))
+            show_line(progress_line(what, done, total, time.monotonic() - started_s))
 
     shower = threading.Thread(target=show, name="progress of the sweep", daemon=True)
     shower.start()
@@ -334,14 +334,10 @@ def _shown_progress(what: str, total: int) -> Iterator[dict[Path, int]]:
     finally:
         is_over.set()
         shower.join()
-        _show("")
+        show_line("")
 
 
 def progress_line(what: str, done: int, total: int, elapsed_s: float) -> str:
     """`loads: 812 of 2,000 cases, about 41 s left`."""
     left = f", about {elapsed_s * (total - done) / done:,.0f} s left" if done else ""
     return f"{what}: {done:,} of {total:,} cases{left}"
-
-
-def _show(line: str) -> None:
-    print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
