@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tidegate.messages import REPLY_BYTES_MAX, Page, Record
+from tidegate.messages import PAGE_BYTES_MAX, Page, Record
 from tidegate.pipeline.columns import Columns, full_schema
 from tidegate.queues.records import seal
 
@@ -98,10 +98,10 @@ def _batches(schema: StructType, count: int) -> Iterator[pa.RecordBatch]:
 
 @cache
 def _batch(schema_json: str) -> pa.RecordBatch:
-    """As large as a broker's reply."""
+    """As large as a page of a range read."""
     record = seal(Record("", 1.7e9, msgspec.Raw(body()), "spark_source-0123456789ab", 100_000))
-    count = REPLY_BYTES_MAX // len(record)
+    count = PAGE_BYTES_MAX // len(record)
     ends = array("I", accumulate([len(record)] * count))
-    page = Page(array("Q", range(count)).tobytes(), ends.tobytes(), record * count)
+    page = Page(array("Q", range(count)).tobytes(), ends.tobytes(), memoryview(record * count))
     schema = StructType.fromJson(msgspec.json.decode(schema_json))
     return Columns(schema, 0, is_strict=False).batch(page)

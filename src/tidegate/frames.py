@@ -28,6 +28,8 @@ HEADER: Final = struct.Struct("<IBBHQ")
 HEADER_BYTES: Final = HEADER.size
 # What a client accepts in one frame; a broker splits deliveries long before.
 FRAME_BYTES_MAX: Final = 64 * 1024 * 1024
+# A frame that is worth memory of its own.
+LONG_FRAME_BYTES: Final = 64 * 1024
 
 
 class Kind(IntEnum):
@@ -165,11 +167,15 @@ def decode_deliver(body: bytes | memoryview) -> tuple[str, list[Delivered]]:
 
 class PartialFrame:
     """The beginning of a connection's next frame. Nothing is looked at before the frame is complete, so one that comes
-    byte by byte costs no more than another."""
+    byte by byte costs no more than another.
+
+    A reader adds what it has read into a buffer of its own; or it reads the rest of a long frame straight to where it
+    belongs, which is `room`, and says how much has come: so a megabyte is not copied again and again."""
 
     def __init__(self) -> None:
         self._kept = bytearray()
         self._wanted = HEADER_BYTES
+        self._room = memoryview(b"")
 
     def add(self, read: memoryview) -> bytes:
         """What is kept and what was read now, as bytes that nobody writes to; empty while no frame is complete."""
@@ -178,10 +184,24 @@ class PartialFrame:
         self._kept += read
         return b""
 
+    def room(self) -> memoryview:
+        """Where the rest of a long frame belongs; empty when none has begun."""
+        if not self._room and self._wanted >= LONG_FRAME_BYTES:
+            begun = len(self._kept)
+            self._kept += bytes(self._wanted - begun)
+            self._room = memoryview(self._kept)[begun:]
+        return self._room
+
+    def fill(self, size_bytes: int) -> memoryview:
+        """So much has come into the room: the whole frame, which nobody writes to any more, or nothing yet."""
+        self._room = self._room[size_bytes:]
+        return memoryview(b"") if self._room else memoryview(self._kept)
+
     def keep(self, rest: memoryview) -> None:
         """Keeps what follows the last complete frame; its header, once there, says how much is wanted."""
         self._kept = bytearray(rest)
         self._wanted = HEADER_BYTES
+        self._room = memoryview(b"")
         if len(rest) >= HEADER_BYTES:
             self._wanted += HEADER.unpack_from(rest)[0]
 

@@ -75,7 +75,7 @@ class Page(msgspec.Struct):
 
     sequences: bytes
     ends: bytes
-    records: bytes
+    records: memoryview
 
 
 class Enqueue(msgspec.Struct, omit_defaults=True):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.frames import FRAME_BYTES_MAX, Kind, PartialFrame, encode_frame, split_frames
+from tidegate.frames import (
+    FRAME_BYTES_MAX,
+    HEADER_BYTES,
+    LONG_FRAME_BYTES,
+    Kind,
+    PartialFrame,
+    encode_frame,
+    split_frames,
+)
 
 bodies = st.lists(st.binary(max_size=40), max_size=8)
 
@@ -26,6 +34,25 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(bodies: list[bytes
         encode_frame(Kind.PUBLISH, None, number)[4:] + encode_frame(Kind.PUBLISH, body)[16:]
         for number, body in enumerate(bodies)
     ]
+
+
+@given(st.lists(st.sampled_from([0, 40, LONG_FRAME_BYTES - 3, LONG_FRAME_BYTES, 200_000]), max_size=5), st.data())
+def test_a_long_frame_is_read_to_where_it_belongs(sizes: list[int], data: st.DataObject) -> None:
+    frames = [encode_frame(Kind.REPLY, bytes([number]) * size, number) for number, size in enumerate(sizes)]
+    stream, position = b"".join(frames), 0
+    partial, buffer, seen = PartialFrame(), memoryview(bytearray(100_000)), []
+    while position < len(stream):
+        room = partial.room()
+        target = room or buffer
+        count = min(len(target), len(stream) - position, data.draw(st.sampled_from([1, 16, 17, 5000, 1_000_000])))
+        target[:count] = stream[position : position + count]
+        position += count
+        whole, consumed = partial.fill(count) if room else memoryview(partial.add(buffer[:count])), 0
+        for _kind, _sequence, start, consumed in split_frames(whole, FRAME_BYTES_MAX):
+            seen.append(whole[start - HEADER_BYTES : consumed])
+        if whole:
+            partial.keep(whole[consumed:])
+    assert seen == frames
 
 
 def test_what_was_kept_is_forgotten_when_it_is_cleared() -> None:

@@ -50,7 +50,7 @@ records = st.builds(
 def page_of(kept: list[Record], first: int = 1) -> Page:
     sealed = [seal(record) for record in kept]
     ends = array("I", accumulate(map(len, sealed)))
-    return Page(array("Q", range(first, first + len(kept))).tobytes(), ends.tobytes(), b"".join(sealed))
+    return Page(array("Q", range(first, first + len(kept))).tobytes(), ends.tobytes(), memoryview(b"".join(sealed)))
 
 
 def record(body: Any, group: str = "", headers: dict[str, str] | None = None) -> Record:

@@ -253,11 +253,14 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self._user.on_writable()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._buffer
+        return self._partial.room() or self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = self._loop.time()
-        data = memoryview(self._partial.add(self._buffer[:nbytes]))
+        if self._partial.room():
+            data = self._partial.fill(nbytes)
+        else:
+            data = memoryview(self._partial.add(self._buffer[:nbytes]))
         if not data:
             return
         consumed = 0

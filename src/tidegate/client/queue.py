@@ -274,9 +274,9 @@ def _receipts(messages: Message | Iterable[Message]) -> list[str]:
     return [messages.receipt] if isinstance(messages, Message) else [message.receipt for message in messages]
 
 
-def _count(reply: bytes) -> int:
+def _count(reply: memoryview) -> int:
     return msgspec.msgpack.decode(reply, type=int)
 
 
-def _map(reply: bytes) -> dict[str, Any]:
+def _map(reply: memoryview) -> dict[str, Any]:
     return msgspec.msgpack.decode(reply, type=dict[str, Any])

@@ -16,7 +16,7 @@ import msgspec
 
 from tidegate.client.link import Link, LinkOptions, not_open, to_exception
 from tidegate.errors import TidegateError
-from tidegate.frames import FRAME_BYTES_MAX, ErrorBody, Kind, Welcome, decode_body, encode_frame
+from tidegate.frames import FRAME_BYTES_MAX, LONG_FRAME_BYTES, ErrorBody, Kind, Welcome, decode_body, encode_frame
 from tidegate.messages import Dequeue, Leased, QueueCall, Settle, Settled
 
 # A receipt has about thirty bytes; so many stay below any broker's frame_bytes_max.
@@ -29,7 +29,7 @@ class _Request:
     """`encode` makes its frame, each time that it is sent."""
 
     encode: Callable[[], bytes]
-    answer: asyncio.Future[bytes]
+    answer: asyncio.Future[memoryview]
 
 
 class Consumer(Protocol):
@@ -76,7 +76,7 @@ class QueueRequests:
                     await self._link.start(self.tasks)
                     self._is_up = True
 
-    async def call(self, action: str, name: str, arguments: dict[str, Any] | None = None) -> bytes:
+    async def call(self, action: str, name: str, arguments: dict[str, Any] | None = None) -> memoryview:
         """Everything about queues that is not in the hot path."""
         return await self._ask(Kind.QUEUE_CALL, QueueCall(action, name, arguments or {}))
 
@@ -88,7 +88,7 @@ class QueueRequests:
             done, stale = done + settled.done, stale + settled.stale
         return Settled(done, stale)
 
-    async def enqueue(self, body: bytes) -> bytes:
+    async def enqueue(self, body: bytes) -> memoryview:
         """Sends an Enqueue that is encoded already. No more is under way than the broker's window: it slows its callers
         to the speed of the broker's disk."""
         while not self._has_room.is_set():
@@ -99,7 +99,7 @@ class QueueRequests:
         finally:
             self._count_enqueued(-len(body))
 
-    async def dequeue(self, wanted: Dequeue) -> bytes:
+    async def dequeue(self, wanted: Dequeue) -> memoryview:
         """What is sent again after a reconnection waits for what is left of the time."""
         await self.up()
         loop = asyncio.get_running_loop()
@@ -144,7 +144,8 @@ class QueueRequests:
                 self._give_back(queue, decode_body(body, list[Leased]))
         elif (request := self._open.get(sequence)) is not None and not request.answer.done():
             if kind == Kind.REPLY:
-                request.answer.set_result(bytes(body))
+                # A short answer must not keep all alive that was read together with it.
+                request.answer.set_result(body if len(body) >= LONG_FRAME_BYTES else memoryview(bytes(body)))
             elif kind == Kind.FAILED:
                 error: ErrorBody = decode_body(body, ErrorBody)
                 if error.code != SHUTTING_DOWN:  # the next broker, or this one when it is back, is asked again
@@ -164,7 +165,7 @@ class QueueRequests:
         self._next_number += 1
         return self._next_number - 1
 
-    async def _ask(self, kind: Kind, body: Any) -> bytes:
+    async def _ask(self, kind: Kind, body: Any) -> memoryview:
         await self.up()
         number = self._take_number()
         frame = encode_frame(kind, body, number)
@@ -173,8 +174,8 @@ class QueueRequests:
         finally:
             del self._open[number]
 
-    def _send(self, number: int, encode: Callable[[], bytes]) -> asyncio.Future[bytes]:
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    def _send(self, number: int, encode: Callable[[], bytes]) -> asyncio.Future[memoryview]:
+        answer: asyncio.Future[memoryview] = asyncio.get_running_loop().create_future()
         self._open[number] = _Request(encode, answer)
         if self._is_closed:
             answer.set_exception(not_open())
@@ -182,7 +183,7 @@ class QueueRequests:
             self._link.write(encode())
         return answer
 
-    def _abandon(self, number: int, queue: str, answer: asyncio.Future[bytes]) -> None:
+    def _abandon(self, number: int, queue: str, answer: asyncio.Future[memoryview]) -> None:
         """Nobody waits for a dequeue any more: not for its answer, should it be on its way or here already."""
         if answer.done() and not answer.cancelled():
             if answer.exception() is None:

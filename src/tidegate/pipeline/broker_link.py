@@ -33,17 +33,22 @@ def ask(options: BrokerOptions, question: Callable[[Connection], Coroutine[Any, 
 def run(options: BrokerOptions, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
     """Runs `work`, whose steps are `within` their time, on this process's connection."""
     link = _link(options)
-    try:
-        return link.call(work(link.connection))
-    except Unavailable:
-        _forget(options)
-        raise
+    return answer(options, link.start(work(link.connection)))
 
 
 def ask_soon(options: BrokerOptions, question: Callable[[Connection], Coroutine[Any, Any, T]]) -> Future[T]:
-    """As `ask`, but does not wait for the answer."""
+    """As `ask`, but `answer` waits."""
     link = _link(options)
     return link.start(within(options, question(link.connection)))
+
+
+def answer(options: BrokerOptions, asked: Future[T]) -> T:
+    """Waits for what was asked. After a broker that was away the next step begins with a new connection."""
+    try:
+        return asked.result()
+    except Unavailable:
+        _forget(options)
+        raise
 
 
 async def within(options: BrokerOptions, step: Coroutine[Any, Any, T]) -> T:

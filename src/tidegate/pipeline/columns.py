@@ -149,7 +149,9 @@ class Columns:
 class _Records:
     """The records of a page, and where their parts lie in its bytes."""
 
-    def __init__(self, page: Page, data: bytes, parts: NDArray[np.int64], times: NDArray[np.float64]) -> None:
+    def __init__(
+        self, page: Page, data: bytes | memoryview, parts: NDArray[np.int64], times: NDArray[np.float64]
+    ) -> None:
         self.sequences = np.frombuffer(page.sequences, "<u8").astype(np.int64)
         self.parts = parts
         self.times = times

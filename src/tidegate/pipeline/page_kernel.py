@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.layers.deliver_kernel import put_bytes
 from tidegate.layers.scan_kernel import MALFORMED, Bytes, Integers, big_endian, kernel, skip_value, text_at
 
 CHECKSUM_BYTES: Final = 4
@@ -67,12 +68,10 @@ def find_parts(
 @kernel
 def gather(records: Bytes, starts: Integers, stops: Integers, gathered: Bytes, offsets: NDArray[np.int32]) -> None:
     """Puts pieces together, as Arrow keeps texts: the bytes one behind the other, and where each begins."""
-    position = np.uint64(0)
+    position = np.int64(0)
     offsets[0] = 0
     for index in range(len(starts)):
-        for source in range(np.uint64(starts[index]), np.uint64(stops[index])):
-            gathered[position] = records[source]
-            position += np.uint64(1)
+        position = put_bytes(gathered, position, records[starts[index] : stops[index]])
         offsets[index + 1] = position
 
 

@@ -31,10 +31,11 @@ from pyspark.sql.types import StructType
 from tidegate.client import Connection
 from tidegate.errors import QueueError
 from tidegate.messages import Level, Levels, Page
-from tidegate.pipeline.broker_link import ask, ask_soon
+from tidegate.pipeline.broker_link import answer, ask, ask_soon
 from tidegate.pipeline.columns import Columns, check_schema, full_schema
 from tidegate.pipeline.offsets import Offset, allot
 from tidegate.pipeline.options import SourceOptions, parse_sink_options, parse_source_options
+from tidegate.pipeline.python_worker import keep_what_is_loaded
 from tidegate.pipeline.sink import RowStreamWriter, RowWriter
 
 
@@ -169,12 +170,12 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         self._deleted = offset
         if self._deleting is not None:
-            self._deleting.result()
+            answer(self._options.broker, self._deleting)
             self._deleting = None
         if due and self._options.deletes:
             self._deleting = ask_soon(self._options.broker, delete)
             if waits:
-                self._deleting.result()
+                answer(self._options.broker, self._deleting)
 
 
 def read_range(
@@ -182,15 +183,12 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """Runs on an executor. Batches as large as the broker's replies."""
     columns = Columns(schema, place.physical, is_strict=options.mode == "failfast")
-    start, found = place.start, 0
-    while start < place.stop:
-        page = _read_page(options, place.physical, start, place.stop)
-        if not page.ends:
-            break
+    found = 0
+    for page in _pages(options, place):
         batch = columns.batch(page)
         found += len(batch)
-        start = int.from_bytes(page.sequences[-8:], "little") + 1
         yield batch
+    keep_what_is_loaded()
     missing = place.stop - place.start - found
     if missing and is_loss_fatal:
         raise QueueError(
@@ -201,8 +199,19 @@ def read_range(
         )
 
 
-def _read_page(options: SourceOptions, physical: int, start: int, stop: int) -> Page:
-    return ask(options.broker, lambda broker: broker.queue(options.queue).read_page(physical, start, stop))
+def _pages(options: SourceOptions, place: Range) -> Iterator[Page]:
+    """While columns are made of one page, the next is on its way."""
+
+    def read(start: int) -> Future[Page]:
+        queue, stop = options.queue, place.stop
+        return ask_soon(options.broker, lambda broker: broker.queue(queue).read_page(place.physical, start, stop))
+
+    start = place.start
+    coming = read(start) if start < place.stop else None
+    while coming is not None and (page := answer(options.broker, coming)).ends:
+        start = int.from_bytes(page.sequences[-8:], "little") + 1
+        coming = read(start) if start < place.stop else None
+        yield page
 
 
 def _look(options: SourceOptions) -> Levels:

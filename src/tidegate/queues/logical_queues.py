@@ -41,7 +41,7 @@ from tidegate.queues.definition import (
 )
 from tidegate.queues.dequeue_controller import DequeueController
 from tidegate.queues.enqueue_controller import EnqueueController
-from tidegate.queues.records import CHECKSUM_BYTES, is_sound
+from tidegate.queues.records import CHECKSUM_BYTES, corrupt_among
 from tidegate.queues.statistics import QueueStatistics, Rates, make_statistics
 from tidegate.queues.store import SealedPage, Store, no_such_queue
 
@@ -167,7 +167,7 @@ class LogicalQueues:
         if sys.byteorder == "big":
             sequences.byteswap()
             ends.byteswap()
-        return Page(sequences.tobytes(), ends.tobytes(), page.records)
+        return Page(sequences.tobytes(), ends.tobytes(), memoryview(page.records))
 
     async def delete_below(self, name: str, physical: int, sequence: int) -> int:
         """Deletes what lies below a sequence; again, it deletes nothing."""
@@ -220,11 +220,11 @@ class LogicalQueues:
         count = max(0, min(messages_max, READ_MESSAGES_MAX))
         while True:
             page = await self._store.read(name, physical, start, stop, count)
-            corrupt = [sequence for sequence, sealed in page.split() if not is_sound(sealed)]
+            corrupt = corrupt_among(page.sizes, page.records)
             if not corrupt:
                 return page
-            for sequence in corrupt:
-                await self._store.set_aside(name, physical, sequence)
+            for index in corrupt:
+                await self._store.set_aside(name, physical, page.sequences[index])
 
     def _get(self, name: str) -> _LogicalQueue:
         queue = self._queues.get(name)

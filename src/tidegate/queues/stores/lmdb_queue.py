@@ -8,9 +8,11 @@ is leaving) is counted apart, and taken back when it fails.
 from __future__ import annotations
 
 import asyncio
+import bisect
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 import lmdb
 
@@ -34,6 +36,9 @@ from tidegate.queues.store import (
 from tidegate.queues.stores.group_commit import Write
 from tidegate.queues.stores.layout import IDENTITY_KEY, KEY, Databases, key_of, sequence_of, value_of
 from tidegate.queues.stores.physical_queue import Mark, PhysicalQueue, Selection
+
+# Messages that a range read takes at once from the store, before it looks whether they are enough.
+READ_STEP: Final = 256
 
 
 class LmdbQueue:
@@ -183,20 +188,23 @@ class LmdbQueue:
         """From the mapped file straight into the page: this is how millions are read."""
         at = self.physical[physical]
         end = at.key(max(0, min(stop, at.committed_below)))
-        keys: list[bytes] = []
+        keys: list[memoryview] = []
         views: list[memoryview] = []
+        sizes: list[int] = []
         with self.databases.commit.viewing() as transaction:
             cursor = transaction.cursor(db=self.databases.messages)
-            if cursor.set_range(at.key(max(0, start))):
-                for key_view, sealed in itertools.islice(cursor.iternext(), messages_max):
-                    key = bytes(key_view)
-                    bytes_max -= len(sealed)
-                    if key >= end or (bytes_max < 0 and views):
-                        break
-                    keys.append(key)
-                    views.append(sealed)
-            sequences = [sequence for _queue, _physical, sequence in KEY.iter_unpack(b"".join(keys))]
-            return SealedPage(sequences, [len(view) for view in views], b"".join(views))
+            found = cursor.iternext() if cursor.set_range(at.key(max(0, start))) else iter(())
+            while step := list(itertools.islice(found, min(READ_STEP, messages_max - len(keys)))):
+                step_keys, step_views = zip(*step, strict=True)
+                keys += step_keys
+                views += step_views
+                sizes += map(len, step_views)
+                if sum(sizes) > bytes_max or bytes(keys[-1]) >= end:
+                    break
+            fitting = bisect.bisect_right(list(itertools.accumulate(sizes)), bytes_max)
+            count = min(bisect.bisect_left(keys, end, key=bytes), max(1, fitting))
+            sequences = [sequence for _queue, _physical, sequence in KEY.iter_unpack(b"".join(keys[:count]))]
+            return SealedPage(sequences, sizes[:count], b"".join(views[:count]))
 
     async def delete_below(self, physical: int, sequence: int) -> int:
         at = self.physical[physical]
