@@ -19,7 +19,7 @@ it stays in the result, with the reason in `error`, and no subscribers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import starmap
 from typing import Any, Final, NamedTuple
 from zlib import crc32
@@ -54,7 +54,8 @@ from tidegate.frames import HEADER_BYTES, Refusal, join_maps, publish_frame
 from tidegate.layers.batch import BatchReader
 from tidegate.pipeline.index_files import ID_BITS, IndexFiles, mapped
 from tidegate.pipeline.progress import failures_in_short
-from tidegate.pipeline.rows import times_as_text
+from tidegate.pipeline.python_worker import keep_what_is_loaded
+from tidegate.pipeline.rows import map_shape, times_as_text
 
 SUBSCRIBERS: Final = "subscribers"
 ERROR: Final = "error"
@@ -223,6 +224,7 @@ def _match_whole(
     for chunk in read(batches):
         answer = _answer(chunk.data, chunk.starts, chunk.places, paths, is_counted)
         yield _result(chunk.keys, answer, is_counted)
+    keep_what_is_loaded()
 
 
 def _write_chunks(
@@ -253,6 +255,7 @@ def _match_share(
             answer = _answer(row["data"], starts, places, parts[row["share"]], is_counted)
             answered = {name: row[name] for name in ("chunk", "share", "keys")} | {"answer": answer.tobytes()}
             yield pa.RecordBatch.from_pylist([answered], _ANSWERS)
+    keep_what_is_loaded()
 
 
 def _join_shares(answers: pa.Table, shares: int, is_counted: bool) -> pa.Table:
@@ -307,7 +310,7 @@ def _read_chunks(batches: Iterable[pa.RecordBatch], keys: int, names: tuple[str,
 
 def _frame_of_rows(names: tuple[str, ...], columns: Sequence[pa.Array], count: int) -> bytes:
     """One frame of all notifications."""
-    shape = _shape(names)
+    shape = map_shape(names)
     rows = starmap(shape, zip(*map(_values, columns), strict=True)) if columns else [shape()] * count
     return publish_frame(1, _encode([*rows]))
 
@@ -338,15 +341,6 @@ def _through_door(door: BatchReader, data: bytes, keys: pa.RecordBatch) -> Chunk
         data=data,
         starts=np.concatenate([*(batch.starts for batch in batches), *none]),
         places=np.concatenate([*(np.arange(batch.first - 1, batch.last) for batch in batches), *none]),
-    )
-
-
-@lru_cache(1)
-def _shape(names: tuple[str, ...]) -> type[msgspec.Struct]:
-    """A notification with these attributes; those that are None are left out."""
-    members = [(f"a{k}", Any, None) for k in range(len(names))]
-    return msgspec.defstruct(
-        "Notification", members, rename={f"a{k}": name for k, name in enumerate(names)}, omit_defaults=True, gc=False
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -149,17 +150,22 @@ class NotificationRows:
         return encoded
 
 
-class _Maps:
-    """Rows as maps of MessagePack without their nulls. `named` has the column of each attribute.
+@lru_cache(16)
+def map_shape(names: tuple[str, ...]) -> type[msgspec.Struct]:
+    """Rows as maps of these attributes, without those that are None. A struct with a default for every field is encoded
+    without those that have it, and faster than a dict; attributes may have any name."""
+    renamed = {f"c{index}": name for index, name in enumerate(names)}
+    members: list[tuple[str, Any, Any]] = [(field, Any, None) for field in renamed]
+    return msgspec.defstruct("Row", members, rename=renamed, omit_defaults=True, gc=False)
 
-    A struct with a default for every field is encoded without those that have it, and faster than a dict."""
+
+class _Maps:
+    """Rows as maps of MessagePack without their nulls. `named` has the column of each attribute."""
 
     def __init__(self, named: Mapping[str, StructField]) -> None:
         self._columns = [field.name for field in named.values()]
         self._is_converted = [_has(field.dataType, _CONVERTED) for field in named.values()]
-        members: list[tuple[str, Any, Any]] = [(f"c{index}", Any, None) for index in range(len(named))]
-        names = {f"c{index}": name for index, name in enumerate(named)}
-        self._row = msgspec.defstruct("Row", members, rename=names, omit_defaults=True, gc=False)
+        self._row = map_shape(tuple(named))
 
     def encode(self, batch: pa.RecordBatch) -> list[bytes]:
         columns = [

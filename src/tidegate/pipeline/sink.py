@@ -33,6 +33,7 @@ from tidegate.client import Connection
 from tidegate.errors import ConfigError, Overloaded
 from tidegate.pipeline.broker_link import ask, run, within
 from tidegate.pipeline.options import SinkOptions
+from tidegate.pipeline.python_worker import keep_what_is_loaded
 from tidegate.pipeline.rows import MessageRows, NotificationRows, Rows
 
 # How a partition is cut into numbered batches. Every broker takes frames of this size, so that the cut does not depend
@@ -109,7 +110,9 @@ def write_rows(options: SinkOptions, schema: StructType, key: Key, batches: Iter
     encoded.sort()
     if not encoded:
         return Written(0, 0)
-    return Written(len(encoded), _enqueue(options, key, encoded) if options.queue else _publish(options, key, encoded))
+    repeated = _enqueue(options, key, encoded) if options.queue else _publish(options, key, encoded)
+    keep_what_is_loaded()
+    return Written(len(encoded), repeated)
 
 
 def _enqueue(options: SinkOptions, key: Key, messages: list[bytes]) -> int:
