@@ -121,7 +121,7 @@ class World:
         if waiting:
             source, address = self.rng.choice(waiting)
             frame = self.channels[source, address].popleft()
-            self.send(address, getattr(self.slices[address], frame.handler)(source, frame, self.now_s))
+            self.send(address, self.slices[address].handle(source, frame, self.now_s))
 
     def come_to_rest(self) -> None:
         """Everything is carried and everybody reads, until nothing is left to do."""

@@ -1,18 +1,36 @@
 """Access Point: the notification has just entered; it goes to all Matchers, and its body to one Exit Point.
 
-It holds no subscriptions. It numbers what it sends to each Exit Point, and keeps every batch until that Exit Point
-says that all Connection Points have it: only then is the publish acknowledged, because acknowledging earlier would
-lose what a crashing slice still had under way.
+It holds no subscriptions. It stamps what it sends with the epoch of the configuration, numbers it for each Exit Point,
+and keeps every batch until that Exit Point says that all Connection Points have it: only then is the publish
+acknowledged, because acknowledging earlier would lose what a crashing slice still had under way.
 
-A change of a subscription goes to the Matcher that its selector names, and is acknowledged when that one has it.
+A change of a subscription goes to the registry, and to the Matcher that owns it in every configuration that may still
+be in use; it is acknowledged when all have it, and its versions in their order.
+
+What may go wrong here: a slice dies (the coordinator begins a new stream: everything that is not acknowledged is sent
+again, in order); a Matcher cannot take a subscription (refused, once nobody is asked any more).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, field
 
-from tidegate.layers.frames import Ack, Body, Change, ChangeOk, ChangeRefused, Outputs, Publish, Submit, SubmitAck
+from tidegate.errors import TidegateError
+from tidegate.layers.control import End, Go, Marker, Prepare, Step, Switch, Transaction
+from tidegate.layers.frames import (
+    Ack,
+    Body,
+    Change,
+    ChangeOk,
+    ChangeRefused,
+    Outputs,
+    Publish,
+    Submit,
+    SubmitAck,
+)
 from tidegate.layers.selector import Configuration
+from tidegate.layers.slice import Slice
 
 
 @dataclass(frozen=True)
@@ -23,50 +41,222 @@ class AccessPointStatistics:
     notifications: int
     unacknowledged_batches: int
     pending_changes: int
+    held: int
 
 
-class AccessPoint:
+@dataclass(slots=True)
+class _Pending:
+    """A change, and who has not taken it yet."""
+
+    source: str
+    change: Change
+    needs: set[str]
+    refusal: TidegateError | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """What comes before there is a configuration, or while a buffered switch holds it back: in order of arrival."""
+
+    submits: bool = False
+    changes: bool = False
+    frames: list[tuple[str, Submit | Change]] = field(default_factory=list)
+
+
+class AccessPoint(Slice):
     """Guarantees: a batch is acknowledged to its Connection Point after, and only after, all subscribers' Connection
-    Points have it. Its buffer is bounded by the windows of the publishers, which the Connection Points enforce."""
+    Points have it. Its buffer is bounded by the windows of the publishers, which the Connection Points enforce.
 
-    def __init__(self, name: str, configuration: Configuration) -> None:
-        self.name = name
-        self._configuration = configuration
-        self._sequences = dict.fromkeys(configuration.exit_points, 0)
-        self._unacknowledged: dict[tuple[str, int], tuple[str, str, int]] = {}
-        self._pending_changes: dict[tuple[int, int], str] = {}
+    Without a configuration it is new, and waits for the switch to the one that has it. `registry` is empty where no
+    slice can die alone."""
+
+    def __init__(self, name: str, configuration: Configuration | None, registry: str = "") -> None:
+        super().__init__(name)
+        self._current = configuration
+        self._live: tuple[Configuration, ...] = (configuration,) if configuration is not None else ()
+        self._registry = registry
+        self._transaction: Transaction | None = None
+        self._sequences: defaultdict[str, int] = defaultdict(int)
+        self._unacknowledged: dict[tuple[str, int], tuple[str, Submit]] = {}
+        self._pending: dict[int, list[_Pending]] = {}
+        self._held = _Held()
+        self._last: tuple[int, dict[str, int]] = (0, {})
+        self._ending: End | None = None
+        self._ended = 0
         self._batches = 0
         self._notifications = 0
 
+    # Notifications.
+
     def on_submit(self, source: str, frame: Submit, now_s: float) -> Outputs:
-        configuration, batch = self._configuration, frame.batch
-        exit_point = configuration.exit_point(batch.publisher)
-        sequence = self._sequences[exit_point] = self._sequences[exit_point] + 1
-        self._unacknowledged[exit_point, sequence] = (source, batch.publisher, batch.last)
+        if self._current is None or self._held.submits:
+            self._held.frames.append((source, frame))
+            return []
         self._batches += 1
-        self._notifications += len(batch)
-        stamp = (self.name, configuration.stream, configuration.epoch, sequence, batch)
-        outputs: Outputs = [(exit_point, Body(*stamp))]
-        outputs += [(matcher, Publish(*stamp)) for matcher in configuration.matchers]
-        return outputs
+        self._notifications += len(frame.batch)
+        return self._stamp(self._current, source, frame)
 
     def on_ack(self, source: str, frame: Ack, now_s: float) -> Outputs:
-        if frame.stream != self._configuration.stream:
+        if self._current is None or frame.stream != self._current.stream:
             return []
-        connection_point, publisher, last = self._unacknowledged.pop((source, frame.sequence))
-        return [(connection_point, SubmitAck(publisher, last))]
+        connection_point, submit = self._unacknowledged.pop((source, frame.sequence))
+        return [(connection_point, SubmitAck(submit.batch.publisher, submit.batch.last))]
+
+    def _stamp(self, configuration: Configuration, source: str, frame: Submit) -> Outputs:
+        batch = frame.batch
+        exit_point = configuration.exit_point(batch.publisher)
+        sequence = self._sequences[exit_point] = self._sequences[exit_point] + 1
+        self._unacknowledged[exit_point, sequence] = (source, frame)
+        stamp = (self.name, configuration.stream, configuration.epoch, sequence, batch)
+        outputs: Outputs = [(exit_point, Body(*stamp))]
+        for matcher in configuration.matchers:
+            if matcher not in self._fenced:
+                outputs.append((matcher, Publish(*stamp, exit_point)))
+        return outputs
+
+    # Subscriptions.
 
     def on_change(self, source: str, frame: Change, now_s: float) -> Outputs:
-        self._pending_changes[frame.subscription, frame.version] = source
-        return [(self._configuration.owner(frame.subscription), frame)]
+        if self._current is None or self._held.changes:
+            self._held.frames.append((source, frame))
+            return []
+        needs = self._owners(frame.subscription)
+        if self._registry:
+            needs.add(self._registry)
+        self._pending.setdefault(frame.subscription, []).append(_Pending(source, frame, needs))
+        return [(name, frame) for name in sorted(needs)] if needs else self._settle(frame.subscription)
 
     def on_change_ok(self, source: str, frame: ChangeOk | ChangeRefused, now_s: float) -> Outputs:
-        connection_point = self._pending_changes.pop((frame.subscription, frame.version))
-        return [(connection_point, frame)]
+        for pending in self._pending.get(frame.subscription, ()):
+            if pending.change.version == frame.version:
+                pending.needs.discard(source)
+                if isinstance(frame, ChangeRefused):
+                    pending.refusal = frame.error
+        return self._settle(frame.subscription)
 
     on_change_refused = on_change_ok
 
+    def _owners(self, subscription: int) -> set[str]:
+        return {configuration.owner(subscription) for configuration in self._live} - self._fenced
+
+    def _settle(self, subscription: int) -> Outputs:
+        """Acknowledges what everybody has, up to the first version that somebody has not: a removal must not be known
+        to be done while what it removes is still on its way."""
+        waiting = self._pending.get(subscription, [])
+        outputs: Outputs = []
+        while waiting and not waiting[0].needs:
+            done = waiting.pop(0)
+            version = done.change.version
+            if done.refusal is not None:
+                outputs.append((done.source, ChangeRefused(subscription, version, done.refusal)))
+            else:
+                outputs.append((done.source, ChangeOk(subscription, version)))
+        if not waiting:
+            self._pending.pop(subscription, None)
+        return outputs + self._tell_ended()
+
+    # Reconfiguration.
+
+    def on_prepare(self, source: str, frame: Prepare, now_s: float) -> Outputs:
+        """Markers first: they precede every write to owners that are new."""
+        transaction = frame.transaction
+        outputs: Outputs = []
+        if self._transaction is None or transaction.epoch > self._transaction.epoch:
+            self._transaction = transaction
+            self._ending = None
+            self._fenced |= transaction.dead
+            before, self._live = self._live, transaction.live
+            matchers = {name for configuration in transaction.live for name in configuration.matchers}
+            outputs += [(name, Marker(transaction)) for name in sorted(matchers - self._fenced)]
+            outputs += self._send_pending_to_new_owners(before)
+            if transaction.is_buffered and not transaction.is_recovery:
+                self._held.changes = True
+        return outputs + self._reply(Step.PREPARED, transaction.epoch)
+
+    def on_switch(self, source: str, frame: Switch, now_s: float) -> Outputs:
+        transaction = frame.transaction
+        outputs: Outputs = []
+        if self._current is None or self._current.epoch < transaction.epoch:
+            self._last = (transaction.epoch, dict(self._sequences))
+            is_new_stream = self._current is not None and transaction.new.stream != self._current.stream
+            self._current = transaction.new
+            if is_new_stream:
+                outputs += self._send_again()
+            self._held.changes = False
+            self._held.submits = transaction.is_buffered and not transaction.is_recovery
+            outputs += self._let_in(now_s)
+        epoch, last = self._last
+        return outputs + self._reply(Step.SWITCHED, transaction.epoch, last if epoch == transaction.epoch else {})
+
+    def on_go(self, source: str, frame: Go, now_s: float) -> Outputs:
+        outputs: Outputs = []
+        if self._current is not None and self._current.epoch == frame.epoch:
+            self._held.submits = False
+            outputs += self._let_in(now_s)
+        return outputs + self._reply(Step.GONE, frame.epoch)
+
+    def on_end(self, source: str, frame: End, now_s: float) -> Outputs:
+        outputs = self._forget(frame.dead)
+        if self._transaction is not None and self._transaction.epoch > frame.epoch:
+            return outputs
+        if self._ended < frame.epoch:
+            self._ended = frame.epoch
+            self._live = (frame.keep,)
+            self._held.submits = self._held.changes = False
+            outputs += self._let_in(now_s)
+        self._ending = frame
+        return outputs + self._tell_ended()
+
     def statistics(self) -> AccessPointStatistics:
         return AccessPointStatistics(
-            self._batches, self._notifications, len(self._unacknowledged), len(self._pending_changes)
+            self._batches,
+            self._notifications,
+            len(self._unacknowledged),
+            sum(map(len, self._pending.values())),
+            len(self._held.frames),
         )
+
+    def _send_pending_to_new_owners(self, before: tuple[Configuration, ...]) -> Outputs:
+        outputs: Outputs = []
+        for subscription, waiting in list(self._pending.items()):
+            new = self._owners(subscription) - {configuration.owner(subscription) for configuration in before}
+            for pending in waiting:
+                pending.needs -= self._fenced
+                pending.needs |= new
+                outputs += [(name, pending.change) for name in sorted(new)]
+            outputs += self._settle(subscription)
+        return outputs
+
+    def _send_again(self) -> Outputs:
+        """A new stream: everything that is not acknowledged, in order, before anything new."""
+        assert self._current is not None
+        again, self._unacknowledged = list(self._unacknowledged.values()), {}
+        self._sequences.clear()
+        return [output for source, frame in again for output in self._stamp(self._current, source, frame)]
+
+    def _let_in(self, now_s: float) -> Outputs:
+        """What was held comes in again, in its order; what must still be held stays."""
+        frames, self._held.frames = self._held.frames, []
+        return [output for source, frame in frames for output in self.handle(source, frame, now_s)]
+
+    def _forget(self, dead: frozenset[str]) -> Outputs:
+        """Nobody waits for the dead."""
+        self._fenced |= dead
+        outputs: Outputs = []
+        for subscription, waiting in list(self._pending.items()):
+            for pending in waiting:
+                pending.needs -= dead
+            outputs += self._settle(subscription)
+        return outputs
+
+    def _tell_ended(self) -> Outputs:
+        """Ended is who has no write under way to a Matcher that does not own the subscription any more."""
+        if self._ending is None:
+            return []
+        keep, epoch = self._ending.keep, self._ending.epoch
+        for subscription, waiting in self._pending.items():
+            expected = {keep.owner(subscription), self._registry}
+            if any(pending.needs - expected for pending in waiting):
+                return []
+        self._ending = None
+        return self._reply(Step.ENDED, epoch)

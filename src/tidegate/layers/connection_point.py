@@ -34,9 +34,11 @@ from tidegate.layers.frames import (
     SubscriptionReady,
     SubscriptionRefused,
 )
+from tidegate.layers.index.packing import pack
 from tidegate.layers.outbox import Outbox, Policy, Ticket
 from tidegate.layers.publishers import NOBODY, HighWaterMarks, Publishers
 from tidegate.layers.subscription_table import SubscriptionTable, connection_point_name
+from tidegate.layers.uplink import Edge
 
 
 class TakenOver(NotAllowed):
@@ -85,6 +87,7 @@ class _Subscription:
     session: int
     client_id: int
     version: int = 1
+    was_refused: bool = False
 
 
 @dataclass(slots=True)
@@ -107,14 +110,13 @@ class _Counters:
     disconnected: int = 0
 
 
-class ConnectionPoint:
+class ConnectionPoint(Edge):
     """Guarantees: a batch that comes twice goes into the layers once; a subscriber gets a notification once, in the
     publisher's order; a slow subscriber costs the others nothing, unless it asked for `block`."""
 
     def __init__(self, number: int, access_point: str, bounds: Bounds) -> None:
-        self.name = connection_point_name(number)
+        super().__init__(connection_point_name(number), access_point)
         self.bounds = bounds
-        self._access_point = access_point
         self._publishers = Publishers(bounds.publishers_max)
         self._marks = HighWaterMarks(bounds.publishers_max)
         self._table = SubscriptionTable(number)
@@ -182,6 +184,7 @@ class ConnectionPoint:
         """A publisher's batches, in its order; `through` is the last sequence they cover, refused ones included."""
         publisher = self._publishers.get(name)
         outputs: Outputs = []
+        is_new = False
         for given in batches:
             fresh = given.after(publisher.accepted)
             self._count.duplicates += len(given) - len(fresh)
@@ -190,11 +193,12 @@ class ConnectionPoint:
                 publisher.accept(fresh.last, size_bytes)
                 self._bytes_under_way += size_bytes
                 self._count.accepted += len(fresh)
-                outputs.append((self._access_point, Submit(fresh)))
+                outputs += self._uplink.submit(Submit(fresh))
+                is_new = True
         if through > publisher.accepted:
             publisher.accept(through, 0)
             publisher.finish(through)
-        if not outputs and publisher.session != NOBODY:
+        if not is_new and publisher.session != NOBODY:
             outputs.append((publisher.session, PublishAcknowledged(name, publisher.acknowledged)))
         return outputs
 
@@ -219,7 +223,7 @@ class ConnectionPoint:
         subscription = _Subscription(self._table.add(state.outboxes[policy], client_id), session, client_id)
         state.subscriptions[client_id] = subscription
         self._subscriptions[subscription.id] = subscription
-        return [(self._access_point, Change(subscription.id, subscription.version, subscription_filter))]
+        return self._uplink.change(Change(subscription.id, subscription.version, pack(subscription_filter)))
 
     def unsubscribe(self, session: int, client_id: int) -> Outputs:
         subscription = self._sessions[session].subscriptions.pop(client_id, None)
@@ -270,15 +274,20 @@ class ConnectionPoint:
     # Frames from the layers.
 
     def on_submit_ack(self, source: str, frame: SubmitAck, now_s: float) -> Outputs:
+        if not self._uplink.is_acknowledged(frame.publisher, frame.last):
+            return []
         publisher = self._publishers.known(frame.publisher)
         assert publisher is not None, frame.publisher
         before = publisher.acknowledged
         self._bytes_under_way -= publisher.finish(frame.last)
-        if publisher.acknowledged == before or publisher.session == NOBODY:
-            return []
-        return [(publisher.session, PublishAcknowledged(publisher.name, publisher.acknowledged))]
+        outputs = self._settle()
+        if publisher.acknowledged != before and publisher.session != NOBODY:
+            outputs.append((publisher.session, PublishAcknowledged(publisher.name, publisher.acknowledged)))
+        return outputs
 
     def on_deliver(self, source: str, frame: Deliver, now_s: float) -> Outputs:
+        if self._is_replaced(frame.stream):
+            return []
         ticket = Ticket(source, DeliverAck(frame.access_point, frame.stream, frame.sequence))
         batch, offsets = frame.batch, frame.offsets
         outputs: Outputs = []
@@ -292,26 +301,32 @@ class ConnectionPoint:
         return outputs + ticket.redeem()
 
     def on_change_ok(self, source: str, frame: ChangeOk, now_s: float) -> Outputs:
+        if not self._uplink.is_changed(frame.subscription, frame.version):
+            return []
+        outputs = self._settle()
         subscription = self._subscriptions[frame.subscription]
         if frame.version != subscription.version:
-            return []
+            return outputs
         if subscription.version == 1:
-            return [(subscription.session, SubscriptionReady(subscription.client_id))]
+            return [*outputs, (subscription.session, SubscriptionReady(subscription.client_id))]
         del self._subscriptions[subscription.id]
         self._table.free(subscription.id)
-        if subscription.session not in self._sessions:
-            return []
-        return [(subscription.session, SubscriptionEnded(subscription.client_id))]
+        if subscription.was_refused or subscription.session not in self._sessions:
+            return outputs
+        return [*outputs, (subscription.session, SubscriptionEnded(subscription.client_id))]
 
     def on_change_refused(self, source: str, frame: ChangeRefused, now_s: float) -> Outputs:
+        """Some Matchers may have it, and the registry: it ends like any other."""
+        if not self._uplink.is_changed(frame.subscription, frame.version):
+            return []
+        outputs = self._settle()
         subscription = self._subscriptions[frame.subscription]
         if frame.version != subscription.version:  # its end is under way, and frees it
-            return []
-        del self._subscriptions[subscription.id]
+            return outputs
+        subscription.was_refused = True
         del self._sessions[subscription.session].subscriptions[subscription.client_id]
-        self._table.hide(subscription.id)
-        self._table.free(subscription.id)
-        return [(subscription.session, SubscriptionRefused(subscription.client_id, frame.error))]
+        outputs += self._end(subscription)
+        return [*outputs, (subscription.session, SubscriptionRefused(subscription.client_id, frame.error))]
 
     def on_tick(self, now_s: float) -> Outputs:
         """Ends the sessions that have blocked their publishers for too long."""
@@ -345,7 +360,7 @@ class ConnectionPoint:
     def _end(self, subscription: _Subscription) -> Outputs:
         self._table.hide(subscription.id)
         subscription.version += 1
-        return [(self._access_point, Change(subscription.id, subscription.version, None))]
+        return self._uplink.change(Change(subscription.id, subscription.version, None))
 
     def _put(self, number: int, frame: bytes, notifications: int, ticket: Ticket, now_s: float) -> Outputs:
         outbox = self._outboxes[number]

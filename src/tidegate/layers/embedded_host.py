@@ -93,7 +93,7 @@ class EmbeddedHost:
                 if isinstance(address, int):
                     self._tell(address, frame)
                 else:
-                    for following in getattr(self._slices[address], frame.handler)(source, frame, now_s):
+                    for following in self._slices[address].handle(source, frame, now_s):
                         queue.append((address, *following))
         except Exception as error:
             self._on_failure(error)

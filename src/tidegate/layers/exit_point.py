@@ -4,6 +4,10 @@ Per Access Point there is one stream of batches. A batch is complete when its bo
 its epoch are in; it is released in the order of the stream. The answers are joined by union, so a subscription that
 two Matchers hold at once (as happens while a layer scales) is still served once. A batch is acknowledged to the
 Access Point when every Connection Point that got some of it has put it into its outboxes.
+
+What may go wrong here: a slice dies, and what it would have sent never comes (a new stream replaces the old one, whole:
+the Access Points send again what is not acknowledged); a publisher moves here from another Exit Point (its batches are
+held back until the other has nothing of it any more); a Connection Point dies (nobody waits for it).
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.layers.batch import Batch
+from tidegate.layers.control import Drain, Fence, Prepare, Release, Step, Switch
 from tidegate.layers.frames import Ack, Body, Deliver, DeliverAck, Outputs, Partial
 from tidegate.layers.selector import Configuration
+from tidegate.layers.slice import Slice
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_name
 
 Matches = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -33,84 +39,186 @@ class ExitPointStatistics:
 class _Entry:
     """A batch on its way to completeness."""
 
+    configuration: Configuration
     batch: Batch | None = None
     partials: dict[str, Matches] = field(default_factory=dict)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.batch is not None and len(self.partials) == len(self.configuration.matchers)
 
 
 @dataclass(slots=True)
 class _Stream:
-    """What one Access Point sends. `next_release` is the lowest sequence that is not released."""
+    """What one Access Point sends. `next_release` is the lowest sequence that is not released; `waits_for` has who has
+    not acknowledged what is."""
 
     next_release: int = 1
     entries: dict[int, _Entry] = field(default_factory=dict)
+    waits_for: dict[int, set[str]] = field(default_factory=dict)
+
+    def is_acknowledged(self, sequence: int) -> bool:
+        return self.next_release > sequence and all(waiting > sequence for waiting in self.waits_for)
 
 
-class ExitPoint:
+class ExitPoint(Slice):
     """Guarantees: batches of one Access Point leave in its order, each once, each with the union of the Matchers'
     answers. Its tables are bounded by the Access Points' windows."""
 
-    def __init__(self, name: str, configuration: Configuration) -> None:
-        self.name = name
-        self._matchers = frozenset(configuration.matchers)
-        self._streams: dict[tuple[int, str], _Stream] = {}
-        self._waits_for: dict[tuple[int, str, int], set[str]] = {}
+    def __init__(self, name: str, configuration: Configuration | None) -> None:
+        super().__init__(name)
+        self._configurations = {configuration.epoch: configuration} if configuration is not None else {}
+        self._number = configuration.stream if configuration is not None else 0
+        self._streams: dict[str, _Stream] = {}
+        self._prepared = 0
+        # What an epoch took over from another Exit Point waits here until that one has drained.
+        self._holds: dict[int, Configuration] = {}
+        self._draining: Drain | None = None
         self._released = 0
 
+    # Notifications.
+
     def on_body(self, source: str, frame: Body, now_s: float) -> Outputs:
-        self._entry(frame).batch = frame.batch
-        return self._release(frame.stream, frame.access_point)
+        entry = self._entry(frame)
+        if entry is None:
+            return []
+        entry.batch = frame.batch
+        return self._release(frame.access_point)
 
     def on_partial(self, source: str, frame: Partial, now_s: float) -> Outputs:
-        self._entry(frame).partials[frame.matcher] = (frame.offsets, frame.ids)
-        return self._release(frame.stream, frame.access_point)
+        entry = self._entry(frame)
+        if entry is None:
+            return []
+        entry.partials[frame.matcher] = (frame.offsets, frame.ids)
+        return self._release(frame.access_point)
 
     def on_deliver_ack(self, source: str, frame: DeliverAck, now_s: float) -> Outputs:
-        key = (frame.stream, frame.access_point, frame.sequence)
-        waits_for = self._waits_for[key]
-        waits_for.discard(source)
-        return [] if waits_for else self._acknowledge(key)
+        stream = self._streams.get(frame.access_point)
+        if frame.stream != self._number or stream is None or frame.sequence not in stream.waits_for:
+            return []
+        stream.waits_for[frame.sequence].discard(source)
+        return self._acknowledge(frame.access_point, stream, frame.sequence)
+
+    # Reconfiguration.
+
+    def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
+        return self._forget(frame.dead) + super().on_fence(source, frame, now_s)
+
+    def on_prepare(self, source: str, frame: Prepare, now_s: float) -> Outputs:
+        transaction = frame.transaction
+        outputs = self._forget(transaction.dead)
+        if transaction.epoch > self._prepared:
+            self._prepared = transaction.epoch
+            self._configurations |= {each.epoch: each for each in transaction.live}
+            if not transaction.is_recovery:
+                self._holds[transaction.epoch] = transaction.base
+        return outputs + self._reply(Step.PREPARED, transaction.epoch)
+
+    def on_switch(self, source: str, frame: Switch, now_s: float) -> Outputs:
+        self._begin_stream(frame.transaction.new.stream)
+        return self._reply(Step.SWITCHED, frame.transaction.epoch)
+
+    def on_drain(self, source: str, frame: Drain, now_s: float) -> Outputs:
+        self._draining = frame
+        return self._tell_drained()
+
+    def on_release(self, source: str, frame: Release, now_s: float) -> Outputs:
+        """Also the configurations of older epochs are not needed any more: all that came by them has left."""
+        self._holds = {epoch: base for epoch, base in self._holds.items() if epoch > frame.keep}
+        self._configurations = {epoch: each for epoch, each in self._configurations.items() if epoch >= frame.keep}
+        outputs: Outputs = []
+        for access_point in list(self._streams):
+            outputs += self._release(access_point)
+        return outputs + self._reply(Step.RELEASED, frame.epoch)
 
     def statistics(self) -> ExitPointStatistics:
-        incomplete = sum(len(stream.entries) for stream in self._streams.values())
-        return ExitPointStatistics(self._released, incomplete, len(self._waits_for))
+        streams = self._streams.values()
+        incomplete = sum(len(stream.entries) for stream in streams)
+        return ExitPointStatistics(self._released, incomplete, sum(len(stream.waits_for) for stream in streams))
 
-    def _entry(self, frame: Body | Partial) -> _Entry:
-        key = (frame.stream, frame.access_point)
-        stream = self._streams.get(key)
+    # Inside.
+
+    def _entry(self, frame: Body | Partial) -> _Entry | None:
+        if frame.access_point in self._fenced:
+            return None
+        if frame.stream != self._number:
+            if frame.stream < self._number:
+                return None
+            self._begin_stream(frame.stream)
+        stream = self._streams.get(frame.access_point)
         if stream is None:
-            stream = self._streams[key] = _Stream()
+            stream = self._streams[frame.access_point] = _Stream()
         assert frame.sequence >= stream.next_release, (frame.sequence, stream.next_release)
         entry = stream.entries.get(frame.sequence)
         if entry is None:
-            entry = stream.entries[frame.sequence] = _Entry()
+            entry = stream.entries[frame.sequence] = _Entry(self._configurations[frame.epoch])
         return entry
 
-    def _release(self, stream_epoch: int, access_point: str) -> Outputs:
-        stream = self._streams[stream_epoch, access_point]
+    def _begin_stream(self, number: int) -> None:
+        """Of older streams everything goes, never item by item: what is not acknowledged comes again, in order."""
+        if number > self._number:
+            self._number = number
+            self._streams.clear()
+
+    def _release(self, access_point: str) -> Outputs:
+        stream = self._streams[access_point]
         outputs: Outputs = []
         while (entry := stream.entries.get(stream.next_release)) is not None:
-            if entry.batch is None or entry.partials.keys() != self._matchers:
+            if not entry.is_complete or self._is_held(entry):
                 break
             sequence = stream.next_release
             del stream.entries[sequence]
             stream.next_release += 1
             self._released += 1
-            outputs += self._deliver((stream_epoch, access_point, sequence), entry.batch, union(entry.partials))
+            assert entry.batch is not None
+            outputs += self._deliver(access_point, stream, sequence, entry.batch, union(entry.partials))
         return outputs
 
-    def _deliver(self, key: tuple[int, str, int], batch: Batch, matches: Matches) -> Outputs:
-        stream, access_point, sequence = key
-        outputs: Outputs = [
-            (name, Deliver(access_point, stream, sequence, batch, offsets, ids))
-            for name, (offsets, ids) in by_connection_point(*matches)
-        ]
-        self._waits_for[key] = {str(name) for name, _ in outputs}
-        return outputs or self._acknowledge(key)
+    def _is_held(self, entry: _Entry) -> bool:
+        if not self._holds:
+            return False
+        base = self._holds.get(entry.configuration.epoch)
+        assert entry.batch is not None
+        return base is not None and base.exit_point(entry.batch.publisher) != self.name
 
-    def _acknowledge(self, key: tuple[int, str, int]) -> Outputs:
-        del self._waits_for[key]
-        stream, access_point, sequence = key
-        return [(access_point, Ack(stream, sequence))]
+    def _deliver(self, access_point: str, stream: _Stream, sequence: int, batch: Batch, matches: Matches) -> Outputs:
+        outputs: Outputs = []
+        waits_for = stream.waits_for[sequence] = set()
+        for name, (offsets, ids) in by_connection_point(*matches):
+            if name not in self._fenced:
+                waits_for.add(name)
+                outputs.append((name, Deliver(access_point, self._number, sequence, batch, offsets, ids)))
+        return outputs or self._acknowledge(access_point, stream, sequence)
+
+    def _acknowledge(self, access_point: str, stream: _Stream, sequence: int) -> Outputs:
+        if stream.waits_for[sequence]:
+            return []
+        del stream.waits_for[sequence]
+        return [(access_point, Ack(self._number, sequence)), *self._tell_drained()]
+
+    def _forget(self, dead: frozenset[str]) -> Outputs:
+        """Nobody waits for the dead, and nothing of a dead Access Point is delivered any more."""
+        new = dead - self._fenced
+        self._fenced |= dead
+        outputs: Outputs = []
+        if new:
+            for access_point, stream in self._streams.items():
+                for sequence in [each for each, names in stream.waits_for.items() if names & new]:
+                    stream.waits_for[sequence] -= new
+                    outputs += self._acknowledge(access_point, stream, sequence)
+        return outputs
+
+    def _tell_drained(self) -> Outputs:
+        draining = self._draining
+        if draining is None or draining.stream != self._number:
+            return []
+        for access_point, last in draining.last.items():
+            stream = self._streams.get(access_point)
+            sequence = last.get(self.name, 0)
+            if sequence and (stream is None or not stream.is_acknowledged(sequence)):
+                return []
+        self._draining = None
+        return self._reply(Step.DRAINED, draining.epoch)
 
 
 def union(partials: dict[str, Matches]) -> Matches:

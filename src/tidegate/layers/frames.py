@@ -4,6 +4,7 @@
                                     └────────────Body────────────────────────▲
     and back:   DeliverAck (Connection Point → Exit Point), Ack (→ Access Point), SubmitAck (→ Connection Point)
     Change / ChangeOk, ChangeRefused: a subscription begins or ends, and every slice that must know does.
+    The frames that reconfigure the layers stand in `control`.
 
 `sequence` counts the batches of one Access Point to one Exit Point in one stream, without gaps. It is not the
 publisher's own sequence, which numbers notifications and stands in the batch.
@@ -20,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.errors import TidegateError
-from tidegate.filters import Filter
 from tidegate.layers.batch import Batch
+from tidegate.layers.control import Command, GoOn, Marker, ReadShare, Reply, Share
 from tidegate.messages import NewMessage
 
 # A slice by name, or a session of a Connection Point by number.
@@ -44,7 +45,7 @@ class SubmitAck(msgspec.Struct, gc=False):
 
 
 class Publish(msgspec.Struct, gc=False):
-    """To every Matcher: which of your subscriptions does this batch satisfy?"""
+    """To every Matcher: which of your subscriptions does this batch satisfy? Tell that Exit Point."""
 
     handler: ClassVar[str] = "on_publish"
     access_point: str
@@ -52,6 +53,7 @@ class Publish(msgspec.Struct, gc=False):
     epoch: int
     sequence: int
     batch: Batch
+    exit_point: str
 
 
 class Body(msgspec.Struct, gc=False):
@@ -125,12 +127,13 @@ class Filled(msgspec.Struct, gc=False):
 
 
 class Change(msgspec.Struct, gc=False):
-    """A subscription begins (filter) or ends (None). Versions of one subscription go up."""
+    """A subscription begins, with its filter as the index packs it, or ends (None). Versions of one subscription go
+    up."""
 
     handler: ClassVar[str] = "on_change"
     subscription: int
     version: int
-    filter: Filter | None
+    filter: bytes | None
 
 
 class ChangeOk(msgspec.Struct, gc=False):
@@ -209,5 +212,11 @@ LayerFrame: TypeAlias = (
     | SubscriptionEnded
     | DeliveriesWait
     | SessionEnded
+    | Command
+    | Reply
+    | Marker
+    | Share
+    | ReadShare
+    | GoOn
 )
 Outputs: TypeAlias = list[tuple[Address, LayerFrame]]

@@ -2,19 +2,33 @@
 
 It answers every batch with one Partial to the Exit Point of the batch's publisher, also when nothing matches: the
 Exit Point waits for all Matchers by name. A change of a subscription takes effect between two batches.
+
+While the layers are reconfigured, subscriptions move: once the markers of all Access Points are in, it has every change
+that was written to it alone, and sends on what others own in the new configuration, a part at a time, between batches.
+That two Matchers hold a subscription meanwhile does no harm, since the Exit Point joins their answers as sets.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tidegate.errors import Overloaded
+from tidegate.layers.control import Entry, GoOn, Marker, Prepare, ReadShare, Share, Step, Strict, Transaction
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
 from tidegate.layers.index import SubscriptionIndex
-from tidegate.layers.selector import Configuration
+from tidegate.layers.index.packing import pack
+from tidegate.layers.selector import Configuration, owners
+from tidegate.layers.slice import Slice
 
 LOOK_EVERY: Final = 4096  # notifications, after whether the index should be planned anew
+# Subscriptions that are shared or dropped in one step: some milliseconds.
+MOVED_AT_ONCE: Final = 256
 
 
 @dataclass(frozen=True)
@@ -27,35 +41,42 @@ class MatcherStatistics:
     index_plans: int
     entries_scanned: int
     entries_verified: int
+    moved_in: int
 
 
-class Matcher:
+@dataclass
+class _Move:
+    """What this Matcher knows of a transaction: whose markers and shares are in, and what it still has to send."""
+
+    transaction: Transaction
+    markers: set[str] = field(default_factory=set)
+    shares: set[str] = field(default_factory=set)
+    has_begun: bool = False
+    to_send: deque[tuple[str, NDArray[np.int64]]] = field(default_factory=deque)
+
+
+class Matcher(Slice):
     """Guarantees: once ChangeOk for a subscription is sent, every later batch is matched against it. A change with a
     version that is not higher than the one it knows changes nothing and is acknowledged all the same."""
 
-    def __init__(self, name: str, configuration: Configuration) -> None:
-        self.name = name
-        self._configuration = configuration
+    def __init__(self, name: str, configuration: Configuration | None, registry: str = "") -> None:
+        super().__init__(name)
+        self._live: tuple[Configuration, ...] = (configuration,) if configuration is not None else ()
+        self._registry = registry
         self._index = SubscriptionIndex()
         self._versions: dict[int, int] = {}
+        # The versions of what was removed during a transaction: a share may bring it again, and must not.
+        self._tombstones: dict[int, int] = {}
+        self._move: _Move | None = None
+        self._strict: Strict | None = None
+        self._to_drop: NDArray[np.int64] = np.empty(0, np.int64)
+        self._ended = 0
         self._notifications = 0
         self._matches = 0
+        self._moved_in = 0
         self._next_look = LOOK_EVERY
 
-    def on_change(self, source: str, frame: Change, now_s: float) -> Outputs:
-        subscription = frame.subscription
-        known = self._versions.get(subscription, 0)
-        if frame.version > known:
-            if frame.filter is not None:
-                try:
-                    self._index.add(subscription, frame.filter)
-                except Overloaded as error:
-                    return [(source, ChangeRefused(subscription, frame.version, error))]
-                self._versions[subscription] = frame.version
-            elif known:
-                del self._versions[subscription]
-                self._index.remove(subscription)
-        return [(source, ChangeOk(subscription, frame.version))]
+    # Notifications.
 
     def on_publish(self, source: str, frame: Publish, now_s: float) -> Outputs:
         batch = frame.batch
@@ -65,7 +86,81 @@ class Matcher:
         if self._notifications >= self._next_look and not self._index.maintain():
             self._next_look = self._notifications + LOOK_EVERY
         partial = Partial(frame.access_point, frame.stream, frame.epoch, frame.sequence, self.name, offsets, ids)
-        return [(self._configuration.exit_point(batch.publisher), partial)]
+        return [(frame.exit_point, partial)]
+
+    # Subscriptions.
+
+    def on_change(self, source: str, frame: Change, now_s: float) -> Outputs:
+        try:
+            self._put(frame.subscription, frame.version, frame.filter)
+        except Overloaded as error:
+            return [(source, ChangeRefused(frame.subscription, frame.version, error))]
+        return [(source, ChangeOk(frame.subscription, frame.version))]
+
+    def _put(self, subscription: int, version: int, packed: bytes | None) -> None:
+        """Stores what it owns in some live configuration. What it does not own any more, and has not dropped yet, it
+        drops now: its owner has a newer version."""
+        known = self._versions.get(subscription) or self._tombstones.get(subscription, 0)
+        if version <= known:
+            return
+        is_mine = any(configuration.owner(subscription) == self.name for configuration in self._live)
+        if packed is not None and is_mine:
+            self._index.add_packed(np.array([subscription], np.int64), packed)
+            self._versions[subscription] = version
+            self._tombstones.pop(subscription, None)
+            return
+        if self._versions.pop(subscription, 0):
+            self._index.remove(subscription)
+        if is_mine and self._move is not None:
+            self._tombstones[subscription] = version
+
+    # Reconfiguration.
+
+    def on_prepare(self, source: str, frame: Prepare, now_s: float) -> Outputs:
+        self._adopt(frame.transaction)
+        return self._progress()
+
+    def on_marker(self, source: str, frame: Marker, now_s: float) -> Outputs:
+        self._adopt(frame.transaction)
+        if self._move is None or self._move.transaction.epoch != frame.transaction.epoch:
+            return []
+        self._move.markers.add(source)
+        return self._progress()
+
+    def on_share(self, source: str, frame: Share, now_s: float) -> Outputs:
+        self._adopt(frame.transaction)
+        if self._move is None or self._move.transaction.epoch != frame.transaction.epoch:
+            return []
+        for entry in frame.entries:
+            self._put(entry.subscription, entry.version, entry.filter)
+        self._moved_in += len(frame.entries)
+        if frame.is_last:
+            self._move.shares.add(source)
+        return self._progress()
+
+    def on_go_on(self, source: str, frame: GoOn, now_s: float) -> Outputs:
+        """The next part: of what is sent, or of what is dropped."""
+        if self._move is not None and self._move.transaction.epoch == frame.epoch and self._move.to_send:
+            return self._send_some(self._move)
+        if self._strict is not None and self._strict.epoch == frame.epoch:
+            return self._drop_some(self._strict)
+        return []
+
+    def on_strict(self, source: str, frame: Strict, now_s: float) -> Outputs:
+        if self._move is not None and self._move.transaction.epoch > frame.epoch:
+            return []  # a later transaction has superseded it, and its marker came first
+        if self._ended < frame.epoch:
+            self._ended = frame.epoch
+            self._live = (frame.keep,)
+            self._move = None
+            self._tombstones.clear()
+            self._strict = frame
+            ids = np.fromiter(self._versions, np.int64, len(self._versions))
+            matchers = frame.keep.matchers
+            mine = matchers.index(self.name) if self.name in matchers else -1
+            self._to_drop = ids[owners(ids, frame.keep) != mine]
+            return self._drop_some(frame)
+        return [] if self._strict is not None else self._reply(Step.DROPPED, frame.epoch)
 
     def statistics(self) -> MatcherStatistics:
         index = self._index.statistics()
@@ -78,4 +173,91 @@ class Matcher:
             index_plans=index.plans,
             entries_scanned=index.scanned,
             entries_verified=index.verified,
+            moved_in=self._moved_in,
         )
+
+    def subscriptions(self) -> Iterable[int]:
+        """The ids of what it holds."""
+        return self._versions.keys()
+
+    def _adopt(self, transaction: Transaction) -> None:
+        """From the coordinator, from an Access Point's marker or with a share, whichever comes first."""
+        if transaction.epoch <= self._ended:
+            return
+        if self._move is not None and transaction.epoch <= self._move.transaction.epoch:
+            return
+        self._move = _Move(transaction)
+        self._strict = None
+        self._live = transaction.live
+        self._fenced |= transaction.dead
+
+    def _progress(self) -> Outputs:
+        """Shares once every Access Point has sent its marker; ready once everybody's share is in."""
+        move = self._move
+        if move is None:
+            return []
+        transaction = move.transaction
+        outputs: Outputs = []
+        writers = {name for configuration in transaction.live for name in configuration.access_points}
+        if not move.has_begun and move.markers >= writers - transaction.dead:
+            move.has_begun = True
+            outputs += self._begin_to_share(move)
+        if self._is_ready(move):
+            outputs += self._reply(Step.READY, transaction.epoch)
+        return outputs
+
+    def _begin_to_share(self, move: _Move) -> Outputs:
+        """To each Matcher of the new configuration what I own in the base and it owns there, which may be nothing."""
+        new, base = move.transaction.new, move.transaction.base
+        outputs: Outputs = []
+        if self.name in base.matchers:
+            ids = np.fromiter(self._versions, np.int64, len(self._versions))
+            ids = ids[owners(ids, base) == base.matchers.index(self.name)]
+            owner = owners(ids, new)
+            for place, name in enumerate(new.matchers):
+                if name != self.name:
+                    move.to_send.append((name, ids[owner == place]))
+            outputs += self._send_some(move)
+        if self.name in new.matchers and self._lost(move):
+            outputs.append((self._registry, ReadShare(move.transaction)))
+        return outputs
+
+    def _send_some(self, move: _Move) -> Outputs:
+        """Those that have gone since are passed over: who else must know has been told."""
+        if not move.to_send:
+            return []
+        name, ids = move.to_send.popleft()
+        some, rest = ids[:MOVED_AT_ONCE].tolist(), ids[MOVED_AT_ONCE:]
+        entries = [
+            Entry(subscription, version, pack(self._index.filter_of(subscription)))
+            for subscription in some
+            if (version := self._versions.get(subscription))
+        ]
+        if len(rest):
+            move.to_send.appendleft((name, rest))
+        outputs: Outputs = [(name, Share(move.transaction, entries, is_last=not len(rest)))]
+        if move.to_send:
+            outputs.append((self.name, GoOn(move.transaction.epoch)))
+        return outputs
+
+    def _drop_some(self, strict: Strict) -> Outputs:
+        some, self._to_drop = self._to_drop[:MOVED_AT_ONCE], self._to_drop[MOVED_AT_ONCE:]
+        gone = [subscription for subscription in some.tolist() if self._versions.pop(subscription, 0)]
+        self._index.remove_many(np.array(gone, np.int64))
+        if len(self._to_drop):
+            return [(self.name, GoOn(strict.epoch))]
+        self._strict = None
+        return self._reply(Step.DROPPED, strict.epoch)
+
+    def _lost(self, move: _Move) -> bool:
+        return not move.transaction.dead.isdisjoint(move.transaction.base.matchers)
+
+    def _is_ready(self, move: _Move) -> bool:
+        """Also one that gets nothing reports; whoever still sends is not needed for being ready."""
+        transaction = move.transaction
+        if self.name not in transaction.new.matchers or not move.has_begun:
+            return False
+        expected = set(transaction.base.matchers) - transaction.dead - {self.name}
+        if self._lost(move):
+            expected.add(self._registry)
+        return move.shares >= expected

@@ -15,6 +15,7 @@ from typing import Final
 
 from tidegate.errors import NoSuchQueue, Overloaded, TidegateError
 from tidegate.layers.frames import Fill, Filled, Outputs
+from tidegate.layers.slice import Slice
 from tidegate.messages import BATCH_MESSAGES_MAX, NewMessage
 from tidegate.queues import LogicalQueues
 
@@ -32,7 +33,7 @@ class _Line:
     task: asyncio.Task[None] | None = None
 
 
-class QueueFeeder:
+class QueueFeeder(Slice):
     """`carry` takes the answers to the queue point: (outputs, source). `on_failure` is told of a mistake of ours, after
     which the publishers of what it held would wait for ever."""
 
@@ -43,7 +44,7 @@ class QueueFeeder:
         carry: Callable[[Outputs, str], None],
         on_failure: Callable[[Exception], None],
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self._queues = queues
         self._carry = carry
         self._on_failure = on_failure

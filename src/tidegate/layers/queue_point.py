@@ -20,8 +20,10 @@ import numpy as np
 from tidegate.filters import Filter
 from tidegate.layers.batch import Batch
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Deliver, DeliverAck, Fill, Filled, Outputs
+from tidegate.layers.index.packing import pack
 from tidegate.layers.outbox import Ticket
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_name
+from tidegate.layers.uplink import Edge
 from tidegate.messages import NewMessage
 
 log = logging.getLogger(__name__)
@@ -42,13 +44,12 @@ class _Binding:
     version: int = 1
 
 
-class QueuePoint:
+class QueuePoint(Edge):
     """Guarantees: a batch is acknowledged to the Exit Point when every queue that wants some of it has it."""
 
     def __init__(self, number: int, access_point: str, feeder: str) -> None:
-        self.name = connection_point_name(number)
+        super().__init__(connection_point_name(number), access_point)
         self._number = number
-        self._access_point = access_point
         self._feeder = feeder
         self._bindings: dict[str, _Binding] = {}
         self._queue_of: dict[int, str] = {}
@@ -69,15 +70,17 @@ class QueuePoint:
             subscription = self._number << CONNECTION_POINT_SHIFT | self._next
             binding = self._bindings[queue] = _Binding(subscription, queue, subscription_filter)
             self._queue_of[subscription] = queue
-            outputs.append((self._access_point, Change(subscription, binding.version, subscription_filter)))
+            outputs += self._uplink.change(Change(subscription, binding.version, pack(subscription_filter)))
         else:
             self._bindings.pop(queue, None)
         if before is not None:
             del self._queue_of[before.subscription]
-            outputs.append((self._access_point, Change(before.subscription, before.version + 1, None)))
+            outputs += self._uplink.change(Change(before.subscription, before.version + 1, None))
         return outputs
 
     def on_deliver(self, source: str, frame: Deliver, now_s: float) -> Outputs:
+        if self._is_replaced(frame.stream):
+            return []
         ticket = Ticket(source, DeliverAck(frame.access_point, frame.stream, frame.sequence))
         places = np.repeat(np.arange(len(frame.batch)), np.diff(frame.offsets))
         wanted = {
@@ -98,11 +101,13 @@ class QueuePoint:
         return self._tickets.pop(frame.ticket).redeem()
 
     def on_change_ok(self, source: str, frame: ChangeOk, now_s: float) -> Outputs:
-        return []
+        self._uplink.is_changed(frame.subscription, frame.version)
+        return self._settle()
 
     def on_change_refused(self, source: str, frame: ChangeRefused, now_s: float) -> Outputs:
         log.error("queue %r is bound to no filter: %s", self._queue_of.get(frame.subscription), frame.error)
-        return []
+        self._uplink.is_changed(frame.subscription, frame.version)
+        return self._settle()
 
     def statistics(self) -> QueuePointStatistics:
         return QueuePointStatistics(len(self._bindings), self._notifications, len(self._tickets))

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 _MASK = (1 << 64) - 1
 
 
@@ -26,6 +29,10 @@ class Configuration:
     exit_points: tuple[str, ...]
     stream: int = 1
 
+    @property
+    def slices(self) -> frozenset[str]:
+        return frozenset(self.access_points + self.matchers + self.exit_points)
+
     def owner(self, subscription: int) -> str:
         """The Matcher that holds a subscription."""
         return choose(subscription, self.matchers)
@@ -34,7 +41,7 @@ class Configuration:
         """The Exit Point that keeps a publisher's order."""
         if len(self.exit_points) == 1:
             return self.exit_points[0]
-        return choose(_digest(publisher), self.exit_points)
+        return choose_by_name(publisher, self.exit_points)
 
 
 def choose(key: int, names: Sequence[str]) -> str:
@@ -42,6 +49,26 @@ def choose(key: int, names: Sequence[str]) -> str:
     if len(names) == 1:
         return names[0]
     return max(names, key=lambda name: (_mix(key ^ _digest(name)), name))
+
+
+def choose_by_name(name: str, names: Sequence[str]) -> str:
+    return choose(_digest(name), names)
+
+
+def owners(subscriptions: NDArray[np.int64], configuration: Configuration) -> NDArray[np.int64]:
+    """For many subscriptions at once the place of their owner among the Matchers."""
+    keys = subscriptions.view(np.uint64)
+    best = np.zeros(len(keys), np.int64)
+    if len(configuration.matchers) == 1:
+        return best
+    highest = np.zeros(len(keys), np.uint64)
+    # In the order of their names, so that the last of equals wins, as in `choose`.
+    for place in sorted(range(len(configuration.matchers)), key=lambda place: configuration.matchers[place]):
+        drawn = _mix_many(keys ^ np.uint64(_digest(configuration.matchers[place])))
+        wins = drawn >= highest
+        best[wins] = place
+        highest[wins] = drawn[wins]
+    return best
 
 
 @lru_cache(maxsize=65_536)
@@ -54,3 +81,9 @@ def _mix(value: int) -> int:
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)
+
+
+def _mix_many(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

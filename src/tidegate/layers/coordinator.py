@@ -1,0 +1,105 @@
+"""Coordinator: drives one transaction after another through its phases, and replaces what has died.
+
+There is one at a time: whoever stores a state with the highest term. It decides nothing that is not stored first, so
+that its successor can go on from there. All that it decides stands in `reconfiguration`; here is who has answered.
+
+What may go wrong here: it is slow or cut off while another has taken over. Then storing fails, and it says no more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Protocol
+
+import msgspec
+
+from tidegate.layers import reconfiguration
+from tidegate.layers.control import Reply
+from tidegate.layers.frames import Outputs
+from tidegate.layers.reconfiguration import Replies, State
+from tidegate.layers.selector import Configuration
+
+log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """Where the state is kept for a successor."""
+
+    def load(self) -> State: ...
+
+    def replace(self, state: State) -> bool:
+        """Stores it, unless one with a higher term is stored already: then False, and nothing has happened."""
+
+
+class Coordinator:
+    """`connection_points` are those that live now; `spares` are slices that live and serve nothing, by layer."""
+
+    def __init__(self, name: str, store: Store, registry: str) -> None:
+        self.name = name
+        self.connection_points: set[str] = set()
+        self.is_deposed = False
+        self._store = store
+        self._registry = registry
+        self._state = store.load()
+        self._replies: Replies = {}
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def take_over(self) -> Outputs:
+        """Begins a term: what its predecessor was about to do goes on."""
+        return self._enter(msgspec.structs.replace(self._store.load(), term=self._store.load().term + 1))
+
+    def change(self, wanted: Configuration) -> Outputs:
+        """Begins to scale or replace; `wanted` names the slices, its epoch does not matter."""
+        return self._enter(
+            reconfiguration.begin(self._state, wanted.access_points, wanted.matchers, wanted.exit_points)
+        )
+
+    def abort(self) -> Outputs:
+        return self._enter(reconfiguration.abort(self._state))
+
+    def on_death(self, names: Collection[str]) -> Outputs:
+        """Declares slices dead; what they leave open is for `recover`."""
+        self.connection_points -= set(names)
+        state = reconfiguration.declare_dead(self._state, frozenset(names))
+        if state == self._state or self.is_deposed:
+            return []
+        return self._enter(state)
+
+    def recover(self, wanted: Configuration) -> Outputs:
+        """Begins to replace the dead; `wanted` has none of them."""
+        return self._enter(
+            reconfiguration.recover(self._state, wanted.access_points, wanted.matchers, wanted.exit_points)
+        )
+
+    def on_reply(self, source: str, frame: Reply, now_s: float) -> Outputs:
+        transaction = self._state.transaction
+        if self.is_deposed or transaction is None or frame.epoch != transaction.epoch or source in self._state.dead:
+            return []
+        self._replies.setdefault(frame.step, {})[source] = frame.last
+        return self._go_on()
+
+    def on_joined(self, connection_point: str) -> Outputs:
+        """A new Connection Point takes part in what is under way."""
+        self.connection_points.add(connection_point)
+        told = reconfiguration.commands(self._state, {connection_point}, "")
+        return [(name, command) for name, command in told if name == connection_point]
+
+    def _go_on(self) -> Outputs:
+        following = reconfiguration.advance(self._state, self._replies, self.connection_points, self._registry)
+        return self._enter(following) if following is not None else []
+
+    def _enter(self, state: State) -> Outputs:
+        """Stores a state, and then does what it says. A phase that needs nobody is left at once."""
+        if self.is_deposed or not self._store.replace(state):
+            self.is_deposed = True
+            log.warning("%s is no coordinator any more", self.name)
+            return []
+        before, self._state = self._state, state
+        self._replies = {}
+        outputs: Outputs = [*reconfiguration.retired(before, state)]
+        outputs += reconfiguration.commands(state, self.connection_points, self._registry)
+        return outputs + self._go_on()

@@ -1,0 +1,242 @@
+"""Reconfiguration: how the layers get from one configuration to the next, as pure functions of a stored state.
+
+| phase | who is told what | it goes on when |
+|---|---|---|
+| FENCE | registry, Exit Points, Connection Points: ignore the dead | all do; only now may anybody stop waiting for them |
+| PREPARE | all slices of live epochs: the transaction | new Matchers have their subscriptions, all others know it |
+| SWITCH | Access, Exit and Connection Points: the new epoch | all have switched. This is the decision |
+| DRAIN | Exit Points: up to where the old epoch went | all of it is acknowledged by the Connection Points |
+| DROP | Matchers: drop what moved. Exit Points: let go what was held | done, and no Connection Point is on its way |
+| END | Access Points: write to the new owners only | no other write is under way; then the others retire |
+
+Only a recovery begins with FENCE, and it does not DRAIN: what is not acknowledged is sent again in a new stream. An
+abort goes from PREPARE to DROP and keeps the base: copies must be dropped and double writes must stop, in that order. A
+death at any moment begins a recovery that supersedes what is under way, since its answers may never come.
+
+The state is stored before commands are sent, by comparison with what was stored before; whoever loses the race is no
+coordinator any more. A new one sends the commands of the present phase again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from tidegate.layers.control import (
+    Command,
+    Drain,
+    End,
+    Fence,
+    Go,
+    Prepare,
+    Release,
+    Retire,
+    Step,
+    Strict,
+    Switch,
+    Transaction,
+)
+from tidegate.layers.selector import Configuration
+
+# Who has done which step of the present phase, and what Access Points reported with SWITCHED.
+Replies: TypeAlias = dict[Step, dict[str, dict[str, int]]]
+Commands: TypeAlias = list[tuple[str, Command]]
+
+
+class Phase(StrEnum):
+    FENCE = "fence"
+    PREPARE = "prepare"
+    SWITCH = "switch"
+    DRAIN = "drain"
+    DROP = "drop"
+    END = "end"
+
+
+class State(msgspec.Struct, frozen=True):
+    """What a coordinator knows for certain. `current` is the last decided configuration, `live` are all that may still
+    be in use, `epochs` is the highest number ever given to one, aborted ones included. `keep` is what stays when the
+    transaction ends."""
+
+    term: int
+    current: Configuration
+    live: tuple[Configuration, ...]
+    epochs: int
+    dead: frozenset[str] = frozenset()
+    transaction: Transaction | None = None
+    phase: Phase | None = None
+    keep: Configuration | None = None
+    last: dict[str, dict[str, int]] = {}
+    is_buffered: bool = False
+
+    @classmethod
+    def first(cls, configuration: Configuration, *, is_buffered: bool = False) -> State:
+        return cls(0, configuration, (configuration,), configuration.epoch, is_buffered=is_buffered)
+
+
+def begin(
+    state: State, access_points: Collection[str], matchers: Collection[str], exit_points: Collection[str]
+) -> State:
+    """A change of the configuration, when nothing else is under way."""
+    assert state.transaction is None
+    return _start(state, tuple(access_points), tuple(matchers), tuple(exit_points), is_recovery=False)
+
+
+def abort(state: State) -> State:
+    """Back to the base; possible until it is decided."""
+    assert is_abortable(state)
+    return msgspec.structs.replace(state, phase=Phase.DROP, keep=state.current)
+
+
+def is_abortable(state: State) -> bool:
+    return state.phase is Phase.PREPARE and state.transaction is not None and not state.transaction.is_recovery
+
+
+def declare_dead(state: State, names: frozenset[str]) -> State:
+    return msgspec.structs.replace(state, dead=state.dead | names)
+
+
+def lost(state: State) -> frozenset[str]:
+    """The dead that are part of a live configuration and that no transaction has replaced yet."""
+    involved = frozenset[str]().union(*(configuration.slices for configuration in state.live))
+    known = state.transaction.dead if state.transaction is not None else frozenset()
+    return (state.dead & involved) - known
+
+
+def recover(
+    state: State, access_points: Collection[str], matchers: Collection[str], exit_points: Collection[str]
+) -> State:
+    """A configuration without the dead, from the last decided one; whatever is under way is superseded."""
+    return _start(state, tuple(access_points), tuple(matchers), tuple(exit_points), is_recovery=True)
+
+
+def _start(
+    state: State,
+    access_points: tuple[str, ...],
+    matchers: tuple[str, ...],
+    exit_points: tuple[str, ...],
+    is_recovery: bool,
+) -> State:
+    epoch = state.epochs + 1
+    stream = epoch if is_recovery else state.current.stream
+    new = Configuration(epoch, access_points, matchers, exit_points, stream)
+    assert not new.slices & state.dead, (new, state.dead)
+    live = (*state.live, new)
+    return msgspec.structs.replace(
+        state,
+        epochs=epoch,
+        live=live,
+        transaction=Transaction(new, state.current, live, state.dead, is_recovery, state.is_buffered),
+        phase=Phase.FENCE if is_recovery else Phase.PREPARE,
+        keep=new,
+        last={},
+    )
+
+
+class _Parties:
+    """Who takes part in the present transaction and is not known to be dead."""
+
+    def __init__(self, state: State, connection_points: Collection[str]) -> None:
+        assert state.transaction is not None
+        live, dead = state.transaction.live, state.dead
+        self.access_points = {name for each in live for name in each.access_points} - dead
+        self.matchers = {name for each in live for name in each.matchers} - dead
+        self.exit_points = {name for each in live for name in each.exit_points} - dead
+        self.connection_points = set(connection_points) - dead
+
+
+def commands(state: State, connection_points: Collection[str], registry: str) -> Commands:
+    """What is to be sent in the present phase; again, it does no harm."""
+    transaction, term = state.transaction, state.term
+    if transaction is None or state.keep is None:
+        return []
+    who, epoch, keep = _Parties(state, connection_points), transaction.epoch, state.keep
+    is_kept = keep.epoch == epoch
+    match state.phase:
+        case Phase.FENCE:
+            to = who.exit_points | who.connection_points | ({registry} if registry else set())
+            return [(name, Fence(term, epoch, transaction.dead)) for name in sorted(to)]
+        case Phase.PREPARE:
+            to = who.exit_points | who.matchers | who.access_points
+            return [(name, Prepare(term, transaction)) for name in sorted(to)]
+        case Phase.SWITCH:
+            to = who.exit_points | who.access_points | who.connection_points
+            return [(name, Switch(term, transaction)) for name in sorted(to)]
+        case Phase.DRAIN:
+            drain = Drain(term, epoch, transaction.base.stream, state.last)
+            return [(name, drain) for name in sorted(who.exit_points)]
+        case Phase.DROP:
+            told: Commands = [(name, Release(term, epoch, keep.epoch)) for name in sorted(who.exit_points)]
+            told += [(name, Strict(term, epoch, keep)) for name in sorted(who.matchers)]
+            if is_kept:
+                told += [(name, Go(term, epoch)) for name in sorted(who.access_points)]
+                told += [(name, Switch(term, transaction)) for name in sorted(who.connection_points)]
+            return told
+        case _:
+            return [(name, End(term, epoch, keep, state.dead)) for name in sorted(who.access_points)]
+
+
+def advance(state: State, replies: Replies, connection_points: Collection[str], registry: str) -> State | None:
+    """The state of the next phase; None while somebody has not answered."""
+    if state.transaction is None:
+        return None
+    awaited = _awaited(state, connection_points, registry)
+    if any(names - replies.get(step, {}).keys() for step, names in awaited):
+        return None
+    return _following(state, replies)
+
+
+def _awaited(state: State, connection_points: Collection[str], registry: str) -> list[tuple[Step, set[str]]]:
+    """Whose answers the present phase waits for."""
+    assert state.transaction is not None
+    assert state.keep is not None
+    transaction, who = state.transaction, _Parties(state, connection_points)
+    match state.phase:
+        case Phase.FENCE:
+            return [(Step.FENCED, who.exit_points | who.connection_points | ({registry} if registry else set()))]
+        case Phase.PREPARE:
+            return [
+                (Step.READY, set(transaction.new.matchers)),
+                (Step.PREPARED, who.access_points | who.exit_points),
+            ]
+        case Phase.SWITCH:
+            return [(Step.SWITCHED, who.access_points | who.exit_points)]
+        case Phase.DRAIN:
+            return [(Step.DRAINED, set(transaction.base.exit_points) & who.exit_points)]
+        case Phase.DROP:
+            awaited = [(Step.DROPPED, who.matchers), (Step.RELEASED, who.exit_points)]
+            if state.keep.epoch == transaction.epoch:
+                awaited += [(Step.REHOMED, who.connection_points), (Step.GONE, who.access_points)]
+            return awaited
+        case _:
+            return [(Step.ENDED, who.access_points)]
+
+
+def _following(state: State, replies: Replies) -> State:
+    assert state.transaction is not None
+    assert state.keep is not None
+    replace = msgspec.structs.replace
+    match state.phase:
+        case Phase.FENCE:
+            return replace(state, phase=Phase.PREPARE)
+        case Phase.PREPARE:
+            return replace(state, phase=Phase.SWITCH, current=state.transaction.new)
+        case Phase.SWITCH:
+            after = Phase.DROP if state.transaction.is_recovery else Phase.DRAIN
+            return replace(state, phase=after, last=replies[Step.SWITCHED])
+        case Phase.DRAIN:
+            return replace(state, phase=Phase.DROP)
+        case Phase.DROP:
+            return replace(state, phase=Phase.END, live=(state.keep,))
+        case _:
+            return replace(state, transaction=None, phase=None, keep=None, current=state.keep, live=(state.keep,))
+
+
+def retired(before: State, after: State) -> Commands:
+    """Who is not needed any more when a transaction has ended."""
+    if before.transaction is None or after.transaction is not None:
+        return []
+    took_part = frozenset[str]().union(*(configuration.slices for configuration in before.transaction.live))
+    return [(name, Retire(after.term)) for name in sorted(took_part - after.current.slices - after.dead)]
