@@ -169,7 +169,8 @@ class ElasticWorld(World):
             while len(names) < wanted:
                 names.append(self.new_slice(layer))
             chosen.append(tuple(names))
-        return Configuration(0, *chosen)
+        access_points, matchers, exit_points = chosen
+        return Configuration(0, access_points, matchers, exit_points)
 
     # What goes wrong.
 
