@@ -12,6 +12,7 @@ from typing import Any
 
 from simulated_world import World
 
+from tidegate.layers import matcher as matchers
 from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.control import Entry, ReadShare, Retire, Share
 from tidegate.layers.coordinator import Coordinator
@@ -32,6 +33,8 @@ from tidegate.layers.slice import Slice
 
 REGISTRY = "registry"
 REST_STEPS = 60_000
+# So that a share takes several steps.
+matchers.MOVED_AT_ONCE = 2  # type: ignore[misc]
 LAYERS = {"access-point": 3, "matcher": 4, "exit-point": 3}
 
 

@@ -31,7 +31,7 @@ _decode = msgspec.msgpack.Decoder().decode
 class Batch(msgspec.Struct, gc=False):
     publisher: str
     first: int
-    data: bytes
+    data: bytes | memoryview
     starts: NDArray[np.int64]
     stops: NDArray[np.int64]
 

@@ -2,7 +2,7 @@
 
 | phase | who is told what | it goes on when |
 |---|---|---|
-| FENCE | registry, Exit Points, Connection Points: ignore the dead | all do; only now may anybody stop waiting for them |
+| FENCE | registry, Exit Points, Connection Points: ignore the dead | all do; now others may stop waiting for them |
 | PREPARE | all slices of live epochs: the transaction | new Matchers have their subscriptions, all others know it |
 | SWITCH | Access, Exit and Connection Points: the new epoch | all have switched. This is the decision |
 | DRAIN | Exit Points: up to where the old epoch went | all of it is acknowledged by the Connection Points |

@@ -63,7 +63,7 @@ class Reader:
         match_kernel.find_in_frames(view, starts)
         return self.match_maps(data, starts)
 
-    def match_maps(self, data: bytes, starts: NDArray[np.int64]) -> Matches:
+    def match_maps(self, data: bytes | memoryview, starts: NDArray[np.int64]) -> Matches:
         """The same for MessagePack maps at `starts` in `data`, which the door has checked."""
         view = np.frombuffer(data, np.uint8)
         with self._index.lock.reading, silent_arithmetic():
