@@ -1,18 +1,18 @@
-"""The connections of a broker to its Redis: a bounded pool for steps that end at once, another for reads that block.
+"""The connections of a process to its Redis: a bounded pool for steps that end at once, another for reads that block.
 
 A step that has been sent is always waited for, whoever waits for it: a command that is cut short leaves an answer that
 nobody reads, and a lease that nobody knows. Steps are not repeated when a connection breaks, because Redis may have
-taken them; the caller hears `U706`, and the next step connects anew.
+taken them; the caller hears that the store has failed, and the next step connects anew.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeAlias, TypeVar
 
-from tidegate.errors import ConfigError
+from tidegate.errors import ConfigError, Unavailable
 from tidegate.queues.definition import Durability
 from tidegate.queues.store import store_failed
 from tidegate.queues.stores.redis_scripts import BLOCK_MS, Script
@@ -24,7 +24,7 @@ try:
     from redis.exceptions import AuthenticationError, NoScriptError, RedisError, ResponseError
 except ImportError as error:
     raise ConfigError(
-        "C412", f"queues in Redis need {error.name}, which is not installed", "pip install 'tidegate[redis]'"
+        "C412", f"a store in Redis needs {error.name}, which is not installed", "pip install 'tidegate[redis]'"
     ) from error
 
 log = logging.getLogger(__name__)
@@ -39,17 +39,33 @@ Call: TypeAlias = tuple[Sequence[str], Sequence[Any]]
 T = TypeVar("T")
 
 
-class RedisLink:
-    """Guarantees: every error of Redis is an `Unavailable`, but for settings that cannot work, found by `open`."""
+def bad_queue_store(what: str, why: str) -> ConfigError:
+    return ConfigError(
+        "C416",
+        f"Redis cannot be used by {what}: {why}",
+        "give --queue-store redis://[user:password@]host:port/database",
+    )
 
-    def __init__(self, url: str) -> None:
+
+class RedisLink:
+    """Guarantees: every error of Redis is what `failed` makes of it, but for settings that cannot work, found when it
+    is made or opened: those are what `bad_url` makes of them."""
+
+    def __init__(
+        self,
+        url: str,
+        failed: Callable[[str], Unavailable] = store_failed,
+        bad_url: Callable[[str, str], ConfigError] = bad_queue_store,
+    ) -> None:
+        self._failed = failed
+        self._bad_url = bad_url
         self.background: set[asyncio.Task[Any]] = set()
         try:
             self._pool = _pool(BlockingConnectionPool, url, STEP_S, max_connections=CONNECTIONS_MAX, timeout=STEP_S)
             self._blocked_pool = _pool(ConnectionPool, url, BLOCK_MS / 1000 + STEP_S)
         except ValueError as error:
             without_password = url.rpartition("@")[2]
-            raise _bad_url(repr(without_password), str(error)) from error
+            raise bad_url(repr(without_password), str(error)) from error
         # Their commands are not typed.
         self._redis: Any = Redis(connection_pool=self._pool)
         self._blocked: Any = Redis(connection_pool=self._blocked_pool)
@@ -59,15 +75,17 @@ class RedisLink:
         try:
             await self._redis.execute_command("PING")
         except AuthenticationError as error:
-            raise _bad_url("its password", str(error)) from error
+            raise self._bad_url("its password", str(error)) from error
         except (RedisError, OSError) as error:
-            raise store_failed(f"Redis does not answer: {error}") from error
+            raise self._failed(f"Redis does not answer: {error}") from error
         try:
             settings = await self._redis.config_get("append*") | await self._redis.config_get("maxmemory-policy")
         except ResponseError:
             return "os"
         if settings.get("maxmemory-policy", _SAFE_POLICY) != _SAFE_POLICY:
-            log.warning("Redis may evict queues: set maxmemory-policy noeviction, not %s", settings["maxmemory-policy"])
+            log.warning(
+                "Redis may evict what it keeps: set maxmemory-policy noeviction, not %s", settings["maxmemory-policy"]
+            )
         if settings.get("appendonly") != "yes":
             return "memory"
         return "fsync" if settings.get("appendfsync") == "always" else "os"
@@ -98,7 +116,7 @@ class RedisLink:
                 "XREAD", "COUNT", 1, "BLOCK", max(1, block_ms), "STREAMS", stream, last
             )
         except (RedisError, OSError) as error:
-            raise store_failed(str(error)) from error
+            raise self._failed(str(error)) from error
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.get_running_loop().create_task(work)
@@ -119,7 +137,7 @@ class RedisLink:
         try:
             return await self._redis.execute_command(*arguments)
         except (RedisError, OSError) as error:
-            raise store_failed(str(error)) from error
+            raise self._failed(str(error)) from error
 
     async def _run_each(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         try:
@@ -131,10 +149,10 @@ class RedisLink:
                 for index, reply in zip(missing, again, strict=True):
                     replies[index] = reply
         except (RedisError, OSError) as error:
-            raise store_failed(str(error)) from error
+            raise self._failed(str(error)) from error
         for reply in replies:
             if isinstance(reply, RedisError):
-                raise store_failed(str(reply)) from reply
+                raise self._failed(str(reply)) from reply
         return replies
 
     async def _send(self, script: Script, calls: Sequence[Call]) -> list[Any]:
@@ -159,12 +177,4 @@ def _pool(kind: type[ConnectionPool], url: str, answer_s: float, **settings: Any
         socket_connect_timeout=CONNECT_S,
         socket_timeout=answer_s,
         **settings,
-    )
-
-
-def _bad_url(what: str, why: str) -> ConfigError:
-    return ConfigError(
-        "C416",
-        f"Redis cannot be used by {what}: {why}",
-        "give --queue-store redis://[user:password@]host:port/database",
     )

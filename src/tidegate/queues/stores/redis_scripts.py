@@ -36,11 +36,16 @@ BEHIND_MAX: Final = 10_000
 
 
 class Script:
-    """A script with what it shares with the others, and the name by which Redis knows it."""
+    """A text in Lua, and the name by which Redis knows it."""
 
-    def __init__(self, body: str) -> None:
-        self.text = _KEYS_AND_BOUNDS + _SHARED + body
-        self.sha = sha1(self.text.encode(), usedforsecurity=False).hexdigest()
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+def _script(body: str) -> Script:
+    """With what the scripts of queues share."""
+    return Script(_KEYS_AND_BOUNDS + _SHARED + body)
 
 
 _KEYS_AND_BOUNDS: Final = f"""
@@ -166,7 +171,7 @@ local function counter(q, name) return tonumber(redis.call('HGET', q.c, name) or
 # messages_max, bytes_max, deduplication in microseconds, identities_max, make room (1 or 0), producer and number of the
 # batch if it has them, then record, group and identity of each. Gives {0, duplicates, dropped, waiting}, or
 # {1, messages} or {2, bytes} when it is full.
-ENQUEUE: Final = Script(r"""
+ENQUEUE: Final = _script(r"""
 local q = queue(1)
 local messages_max, bytes_max, kept_us = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local producer, number = ARGV[6], tonumber(ARGV[7])
@@ -235,7 +240,7 @@ return {0, duplicates, #dropped, waiting(q)}
 # messages_max, bytes_max, visibility in ms, max_deliveries, leased_max, suspect after; the queue of dead letters behind
 # the own one, if there is one. Gives {waiting, expired, redelivered, dead}, then sequence, delivery, record and history
 # of each message.
-LEASE: Final = Script(r"""
+LEASE: Final = _script(r"""
 local q = queue(1)
 local now = now_ms()
 local expired = expire(q, now)
@@ -340,7 +345,7 @@ return reply
 
 # What to do (delete, extend, release or return), for how many ms, then sequence and delivery of each receipt. Gives
 # {done, waiting, expired}.
-SETTLE: Final = Script(r"""
+SETTLE: Final = _script(r"""
 local q = queue(1)
 local action, now = ARGV[1], now_ms()
 local expired, deadline = expire(q, now), now + tonumber(ARGV[2])
@@ -389,7 +394,7 @@ return {done, waiting(q), expired}
 """)
 
 # Gives {waiting, ms until the next deadline or -1, id of the last wake-up, expired}.
-LOOK: Final = Script(r"""
+LOOK: Final = _script(r"""
 local q = queue(1)
 local now = now_ms()
 local expired = expire(q, now)
@@ -398,7 +403,7 @@ return {waiting(q), deadline and deadline - now or -1, last and last[1] or '0-0'
 """)
 
 # Gives {messages, bytes, waiting, leased, next, expired}, and the first message's sequence and record if there is one.
-LEVEL: Final = Script(r"""
+LEVEL: Final = _script(r"""
 local q = queue(1)
 local expired = expire(q, now_ms())
 local reply = {redis.call('XLEN', q.s), counter(q, 'bytes'), waiting(q), redis.call('ZCARD', q.l),
@@ -409,7 +414,7 @@ return reply
 """)
 
 # The sequence, and how many at most. Gives how many are gone: fewer than that when it is done.
-DELETE_BELOW: Final = Script(r"""
+DELETE_BELOW: Final = _script(r"""
 local q = queue(1)
 expire(q, now_ms())
 local below = math.min(tonumber(ARGV[1]), counter(q, 'last') + 1)
@@ -425,7 +430,7 @@ return #page
 """)
 
 # A sequence. Gives whether it was there.
-SET_ASIDE: Final = Script(r"""
+SET_ASIDE: Final = _script(r"""
 local q = queue(1)
 local entry = redis.call('XRANGE', q.s, id(ARGV[1]), id(ARGV[1]))[1]
 if not entry then return 0 end
@@ -437,7 +442,7 @@ return 1
 
 # The queue, and that of its dead letters; the sequence to begin behind, how many at most, messages_max, bytes_max.
 # Gives {0, moved, the sequence to go on behind or -1}, or {1, messages} or {2, bytes} when the queue is full.
-REDRIVE: Final = Script(r"""
+REDRIVE: Final = _script(r"""
 local q, grave = queue(1), queue(1 + #KEYS / 2)
 expire(grave, now_ms())
 local page = redis.call('XRANGE', grave.s, '(' .. id(ARGV[1]), '+', 'COUNT', ARGV[2])
@@ -462,7 +467,7 @@ return {0, #chosen, #page > 0 and tonumber(sequence_of(page[#page])) or -1}
 """)
 
 # The name, its settings as they were read (nothing for a new queue), and as they shall be. Gives whether they are.
-DEFINE: Final = Script(r"""
+DEFINE: Final = _script(r"""
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
