@@ -13,6 +13,7 @@
     ├── NotAllowed              A5xx  no or a wrong token, a foreign origin
     ├── Overloaded              L6xx  a limit is reached; `retry_after_s` says when to come back
     └── Unavailable             U7xx  the broker cannot be reached, or is shutting down
+        └── FencedWriter        U720  a slice that was declared dead
 
 The codes are the contract: every protocol carries `code`, `message`, `remedy` and, for filters, `column`.
 A code is never given a second meaning; docs/protocols.md lists them all.
@@ -109,3 +110,8 @@ class Unavailable(TidegateError):
     """The broker cannot be reached, is shutting down, or did not answer in time."""
 
     status = 503
+
+
+class FencedWriter(Unavailable):
+    """A slice that was declared dead writes to the registry. Nothing was taken, and nothing will be: it has
+    successors."""
