@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -144,16 +145,31 @@ def test_a_fenced_writer_changes_nothing_and_the_others_go_on(address: str) -> N
     asyncio.run(check())
 
 
+# A long write, which a short one would overtake if nothing kept their order.
+LONG = [Change(id_, 1, b"x" * 1000) for id_ in range(1000, 4000)]
+
+
+def test_changes_that_are_begun_at_once_are_made_in_their_order(address: str) -> None:
+    async def check() -> None:
+        async with opened(address) as registry:
+            for number in range(5):
+                begun = registry.change("writer", [*LONG, *add(number)])
+                await asyncio.gather(begun, registry.change("writer", [Change(number, 2, None)]))
+                assert (await read(registry)).keys() == {change.subscription for change in LONG}
+
+    asyncio.run(check())
+
+
 def test_a_change_whose_caller_has_gone_does_not_come_after_the_next(address: str) -> None:
     async def check() -> None:
         async with opened(address) as registry:
-            for number in range(1, 30):
-                begun = asyncio.create_task(registry.change("writer", add(number)))
-                await asyncio.sleep(0.0001 * (number % 5))
+            for number in range(10):
+                begun = asyncio.create_task(registry.change("writer", [*LONG, *add(number)]))
+                await asyncio.sleep(0.001 * number)
                 begun.cancel()
                 await registry.change("writer", [Change(number, 2, None)])
         async with opened(address) as registry:
-            assert await read(registry) == {}
+            assert not set(range(10)) & (await read(registry)).keys()
 
     asyncio.run(check())
 
@@ -501,6 +517,36 @@ async def test_a_share_with_nothing_in_it_is_told_too_and_a_later_one_takes_the_
     point.handle("m2", ReadShare(older), 0.0)
     point.handle("m2", ReadShare(later), 0.0)
     assert await answers.wait("m2", 1) == [Share(later, [], is_last=True)]
+
+
+@contextmanager
+def full_disk(file_bytes_max: int) -> Iterator[None]:
+    """No file of this process may grow beyond that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_change_that_a_full_disk_does_not_take_is_answered_when_there_is_room(tmp_path: Path) -> None:
+    size_bytes = 4_000_000
+
+    async def check() -> None:
+        async with pointed(f"lmdb:{tmp_path}") as (point, answers, registry):
+            with full_disk(size_bytes):
+                with pytest.raises(Unavailable, match=f"U721.*{tmp_path}"):
+                    await registry.change("other", [Change(1, 1, bytes(2 * size_bytes))])
+                point.handle("writer", Change(2, 1, bytes(2 * size_bytes)), 0.0)
+                point.handle("writer", Change(3, 1, b"filter"), 0.0)
+                await asyncio.sleep(0.2)
+                assert answers.outputs == []
+                assert await read(registry) == {}
+            assert await answers.wait("writer", 2) == [ChangeOk(2, 1), ChangeOk(3, 1)]
+            assert (await read(registry)).keys() == {2, 3}
+
+    asyncio.run(check())
 
 
 def test_nobody_is_answered_while_the_store_is_away_and_all_are_when_it_is_back() -> None:
