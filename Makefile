@@ -1,7 +1,7 @@
 # Everything on a fresh Debian or Ubuntu machine with python3 (with venv) and make:
 #   make run    sets up and runs the main job        make test   sets up and runs all tests
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-unit soak check bench clean
+.PHONY: help setup run test test-unit soak simulate check bench clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -30,6 +30,10 @@ test-unit: setup  ## the tests that run in seconds
 
 soak: setup  ## kills the broker 120 times while messages pass through it; about 10 minutes
 	TIDEGATE_TEST_KILLS=120 $(BIN)/python -m pytest -s tests/integration/test_queue_crash.py -k killed
+
+simulate: setup  ## seeded runs of the layers with crashes and changes of configuration; SEEDS=20000 to look harder
+	TIDEGATE_TEST_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest -q \
+		tests/unit/test_layers_simulation.py tests/unit/test_elastic_simulation.py
 
 check: setup  ## formatting, lint, types, layering
 	$(BIN)/ruff format --check .
