@@ -14,6 +14,7 @@ from simulated_world import World
 
 from tidegate.layers import matcher as matchers
 from tidegate.layers.access_point import AccessPoint
+from tidegate.layers.connection_point import Bounds, ConnectionPoint
 from tidegate.layers.control import Entry, ReadShare, Retire, Share
 from tidegate.layers.coordinator import Coordinator
 from tidegate.layers.exit_point import ExitPoint
@@ -91,10 +92,18 @@ class ElasticWorld(World):
         self.laziness = rng.choice([(0.0,), (0.0, 0.0, 0.5, 0.9), (0.0, 0.0, 0.0, 0.97, 0.99)])
         self.lazy: dict[tuple[str, str], float] = {}
         self.made = {layer: len(getattr(self.configuration, layer.replace("-", "_") + "s")) for layer in LAYERS}
+        is_empty = rng.random() < 0.2
         for name in self.configuration.slices:
-            self.slices[name] = self.make(name, self.configuration)
+            del self.slices[name]
+            if not is_empty:
+                self.slices[name] = self.make(name, self.configuration)
+        if is_empty:
+            self.points = [ConnectionPoint(number + 1, "", Bounds()) for number in range(len(self.points))]
+            self.slices |= {point.name: point for point in self.points}
         self.registry = self.slices[REGISTRY] = SimulatedRegistry()
-        self.store = SimulatedStore(State.first(self.configuration, is_buffered=buffered))
+        first = None if is_empty else self.configuration
+        self.store = SimulatedStore(State.first(first))
+        self.is_buffered = buffered
         self.coordinators = 0
         self.coordinator: Coordinator | None = None
         self.asleep: set[str] = set()
@@ -152,7 +161,7 @@ class ElasticWorld(World):
         if leader.state.transaction is None and not lost(leader.state):
             self.transactions += 1
             wanted = self.another(leader.state.current, leader.state.dead, is_recovery=False)
-            self.send(leader.name, leader.change(wanted))
+            self.send(leader.name, leader.change(wanted, is_buffered=self.is_buffered))
         elif is_abortable(leader.state) and self.rng.random() < 0.05:
             self.send(leader.name, leader.abort())
 
@@ -162,7 +171,7 @@ class ElasticWorld(World):
         for layer, most in LAYERS.items():
             before = getattr(current, layer.replace("-", "_") + "s")
             names = [name for name in before if name not in dead]
-            wanted = rng.randint(1, most) if rng.random() < (0.25 if is_recovery else 0.6) else len(before)
+            wanted = rng.randint(1, most) if rng.random() < (0.25 if is_recovery else 0.6) else max(1, len(before))
             if rng.random() < (0.1 if is_recovery else 0.2):
                 names = []
             elif names and rng.random() < 0.3:
@@ -311,6 +320,8 @@ class ElasticWorld(World):
                 self.wake_one()
             elif self.leader is None or self.notices:
                 self.see_to_coordinators()
+            elif not self.store.state.current.slices:
+                self.reconfigure()
             else:
                 return
         raise AssertionError("it does not come to rest")

@@ -129,6 +129,10 @@ def a_death_waits_for_the_transaction_to_end(patch: Patch) -> None:
     patch.setattr(Coordinator, "recover", recover)
 
 
+def a_phase_goes_on_without_the_dead(patch: Patch) -> None:
+    patch.setattr(reconfiguration, "lost", lambda state: frozenset())
+
+
 def writes_go_to_two_epochs_only(patch: Patch) -> None:
     def transaction(new: Any, base: Any, live: Any, *rest: Any) -> Transaction:
         return Transaction(new, base, (base, new), *rest)
@@ -255,6 +259,7 @@ HOLES: dict[Callable[[Patch], None], tuple[dict[str, bool], int]] = {
     removals_leave_no_tombstones: ({}, 10),
     nothing_is_held_for_the_old_exit_point: ({}, 2),
     a_death_waits_for_the_transaction_to_end: (CRASHES, 0),
+    a_phase_goes_on_without_the_dead: ({"crashes": True, "buffered": True}, 0),
     writes_go_to_two_epochs_only: (CRASHES, 22),
     a_hold_ends_with_the_next_transaction: (CRASHES, 324),
     old_streams_go_item_by_item: (CRASHES, 56),
@@ -264,7 +269,7 @@ HOLES: dict[Callable[[Patch], None], tuple[dict[str, bool], int]] = {
     nobody_is_deaf_to_the_dead: (CRASHES, 75),
     what_comes_again_is_delivered_again: (CRASHES, 13),
     stale_coordinators_may_store: (CRASHES, 347),
-    stale_coordinators_are_obeyed: (CRASHES, 155),
+    stale_coordinators_are_obeyed: (CRASHES, 3294),
     markers_of_the_base_are_enough: (CRASHES, 247),
 }
 

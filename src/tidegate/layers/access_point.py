@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from tidegate.errors import TidegateError
-from tidegate.layers.control import End, Go, Marker, Prepare, Step, Switch, Transaction
+from tidegate.layers.control import Buried, End, Fence, Go, Marker, Prepare, Step, Switch, Transaction
 from tidegate.layers.frames import (
     Ack,
     Body,
@@ -31,6 +31,7 @@ from tidegate.layers.frames import (
 )
 from tidegate.layers.selector import Configuration
 from tidegate.layers.slice import Slice
+from tidegate.layers.subscription_table import is_connection_point
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,15 @@ class AccessPoint(Slice):
         return outputs + self._tell_ended()
 
     # Reconfiguration.
+
+    def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
+        """Whoever holds subscriptions of a dead Connection Point learns it behind its last change."""
+        matchers = {name for configuration in self._live for name in configuration.matchers} - self._fenced - frame.dead
+        holders = sorted(matchers | ({self._registry} if self._registry else set()))
+        outputs: Outputs = [
+            (holder, Buried(name)) for name in sorted(frame.dead) if is_connection_point(name) for holder in holders
+        ]
+        return outputs + super().on_fence(source, frame, now_s)
 
     def on_prepare(self, source: str, frame: Prepare, now_s: float) -> Outputs:
         """Markers first: they precede every write to owners that are new."""

@@ -175,3 +175,17 @@ class GoOn(msgspec.Struct, frozen=True):
 
     handler: ClassVar[str] = "on_go_on"
     epoch: int
+
+
+class Buried(msgspec.Struct, frozen=True):
+    """From an Access Point, behind all changes of it: a Connection Point is dead, and its subscriptions with it."""
+
+    handler: ClassVar[str] = "on_buried"
+    connection_point: str
+
+
+class Suspect(msgspec.Struct, frozen=True):
+    """To the coordinator: these cannot be reached."""
+
+    handler: ClassVar[str] = "on_suspect"
+    names: frozenset[str]

@@ -15,10 +15,11 @@ from typing import Protocol
 import msgspec
 
 from tidegate.layers import reconfiguration
-from tidegate.layers.control import Reply
+from tidegate.layers.control import Fence, Reply, Switch, Transaction
 from tidegate.layers.frames import Outputs
 from tidegate.layers.reconfiguration import Replies, State
 from tidegate.layers.selector import Configuration
+from tidegate.layers.subscription_table import is_connection_point
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Store(Protocol):
 
 
 class Coordinator:
-    """`connection_points` are those that live now; `spares` are slices that live and serve nothing, by layer."""
+    """`connection_points` are those that live now."""
 
     def __init__(self, name: str, store: Store, registry: str) -> None:
         self.name = name
@@ -50,13 +51,12 @@ class Coordinator:
 
     def take_over(self) -> Outputs:
         """Begins a term: what its predecessor was about to do goes on."""
-        return self._enter(msgspec.structs.replace(self._store.load(), term=self._store.load().term + 1))
+        state = self._store.load()
+        return self._enter(msgspec.structs.replace(state, term=state.term + 1)) + self._bury()
 
-    def change(self, wanted: Configuration) -> Outputs:
+    def change(self, wanted: Configuration, *, is_buffered: bool = False) -> Outputs:
         """Begins to scale or replace; `wanted` names the slices, its epoch does not matter."""
-        return self._enter(
-            reconfiguration.begin(self._state, wanted.access_points, wanted.matchers, wanted.exit_points)
-        )
+        return self._enter(reconfiguration.begin(self._state, wanted, is_buffered=is_buffered))
 
     def abort(self) -> Outputs:
         return self._enter(reconfiguration.abort(self._state))
@@ -67,13 +67,11 @@ class Coordinator:
         state = reconfiguration.declare_dead(self._state, frozenset(names))
         if state == self._state or self.is_deposed:
             return []
-        return self._enter(state)
+        return self._enter(state) + self._bury()
 
     def recover(self, wanted: Configuration) -> Outputs:
         """Begins to replace the dead; `wanted` has none of them."""
-        return self._enter(
-            reconfiguration.recover(self._state, wanted.access_points, wanted.matchers, wanted.exit_points)
-        )
+        return self._enter(reconfiguration.recover(self._state, wanted))
 
     def on_reply(self, source: str, frame: Reply, now_s: float) -> Outputs:
         transaction = self._state.transaction
@@ -83,10 +81,24 @@ class Coordinator:
         return self._go_on()
 
     def on_joined(self, connection_point: str) -> Outputs:
-        """A new Connection Point takes part in what is under way."""
+        """A new Connection Point learns what the last decided configuration is, and takes part in what is under way."""
         self.connection_points.add(connection_point)
-        told = reconfiguration.commands(self._state, {connection_point}, "")
-        return [(name, command) for name, command in told if name == connection_point]
+        state = self._state
+        told = reconfiguration.commands(state, {connection_point}, "")
+        mine: Outputs = [(name, command) for name, command in told if name == connection_point]
+        if not state.current.slices:
+            return mine
+        here = Transaction(state.current, state.current, (state.current,), state.dead)
+        return [(connection_point, Switch(state.term, here)), *mine]
+
+    def _bury(self) -> Outputs:
+        """Dead Connection Points are part of no configuration: whoever waits for them is told at once."""
+        state = self._state
+        dead = frozenset(name for name in state.dead if is_connection_point(name))
+        if self.is_deposed or not dead:
+            return []
+        told = {name for each in state.live for name in each.access_points + each.exit_points} - state.dead
+        return [(name, Fence(state.term, state.current.epoch, dead)) for name in sorted(told)]
 
     def _go_on(self) -> Outputs:
         following = reconfiguration.advance(self._state, self._replies, self.connection_points, self._registry)

@@ -110,7 +110,7 @@ class ExitPoint(Slice):
         if transaction.epoch > self._prepared:
             self._prepared = transaction.epoch
             self._configurations |= {each.epoch: each for each in transaction.live}
-            if not transaction.is_recovery:
+            if transaction.base.exit_points and not transaction.is_recovery:
                 self._holds[transaction.epoch] = transaction.base
         return outputs + self._reply(Step.PREPARED, transaction.epoch)
 

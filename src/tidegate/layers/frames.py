@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tidegate.errors import TidegateError
 from tidegate.layers.batch import Batch
-from tidegate.layers.control import Command, GoOn, Marker, ReadShare, Reply, Share
+from tidegate.layers.control import Buried, Command, GoOn, Marker, ReadShare, Reply, Share, Suspect
 from tidegate.messages import NewMessage
 
 # A slice by name, or a session of a Connection Point by number.
@@ -218,5 +218,7 @@ LayerFrame: TypeAlias = (
     | Share
     | ReadShare
     | GoOn
+    | Buried
+    | Suspect
 )
 Outputs: TypeAlias = list[tuple[Address, LayerFrame]]

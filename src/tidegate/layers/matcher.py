@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.errors import Overloaded
-from tidegate.layers.control import Entry, GoOn, Marker, Prepare, ReadShare, Share, Step, Strict, Transaction
+from tidegate.layers.control import Buried, Entry, GoOn, Marker, Prepare, ReadShare, Share, Step, Strict, Transaction
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.index.packing import pack
 from tidegate.layers.selector import Configuration, owners
 from tidegate.layers.slice import Slice
+from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number
 
 LOOK_EVERY: Final = 4096  # notifications, after whether the index should be planned anew
 # Subscriptions that are shared or dropped in one step: some milliseconds.
@@ -113,6 +114,14 @@ class Matcher(Slice):
             self._index.remove(subscription)
         if is_mine and self._move is not None:
             self._tombstones[subscription] = version
+
+    def on_buried(self, source: str, frame: Buried, now_s: float) -> Outputs:
+        ids = np.fromiter(self._versions, np.int64, len(self._versions))
+        gone = ids[ids >> CONNECTION_POINT_SHIFT == connection_point_number(frame.connection_point)]
+        self._index.remove_many(gone)
+        for subscription in gone.tolist():
+            del self._versions[subscription]
+        return []
 
     # Reconfiguration.
 

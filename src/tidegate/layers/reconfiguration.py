@@ -69,19 +69,19 @@ class State(msgspec.Struct, frozen=True):
     phase: Phase | None = None
     keep: Configuration | None = None
     last: dict[str, dict[str, int]] = {}
-    is_buffered: bool = False
 
     @classmethod
-    def first(cls, configuration: Configuration, *, is_buffered: bool = False) -> State:
-        return cls(0, configuration, (configuration,), configuration.epoch, is_buffered=is_buffered)
+    def first(cls, configuration: Configuration | None = None) -> State:
+        """Without a configuration there is nobody yet: the first transaction brings all slices."""
+        live = (configuration,) if configuration is not None else ()
+        current = configuration or Configuration(0, (), (), (), stream=0)
+        return cls(0, current, live, current.epoch)
 
 
-def begin(
-    state: State, access_points: Collection[str], matchers: Collection[str], exit_points: Collection[str]
-) -> State:
-    """A change of the configuration, when nothing else is under way."""
+def begin(state: State, wanted: Configuration, *, is_buffered: bool = False) -> State:
+    """A change to these slices, when nothing else is under way."""
     assert state.transaction is None
-    return _start(state, tuple(access_points), tuple(matchers), tuple(exit_points), is_recovery=False)
+    return _start(state, wanted, is_recovery=False, is_buffered=is_buffered)
 
 
 def abort(state: State) -> State:
@@ -91,7 +91,10 @@ def abort(state: State) -> State:
 
 
 def is_abortable(state: State) -> bool:
-    return state.phase is Phase.PREPARE and state.transaction is not None and not state.transaction.is_recovery
+    """The first configuration cannot be: there is none to go back to."""
+    if state.transaction is None or state.transaction.is_recovery or not state.current.slices:
+        return False
+    return state.phase is Phase.PREPARE
 
 
 def declare_dead(state: State, names: frozenset[str]) -> State:
@@ -105,30 +108,22 @@ def lost(state: State) -> frozenset[str]:
     return (state.dead & involved) - known
 
 
-def recover(
-    state: State, access_points: Collection[str], matchers: Collection[str], exit_points: Collection[str]
-) -> State:
-    """A configuration without the dead, from the last decided one; whatever is under way is superseded."""
-    return _start(state, tuple(access_points), tuple(matchers), tuple(exit_points), is_recovery=True)
+def recover(state: State, wanted: Configuration) -> State:
+    """To these slices, none of them dead, from the last decided configuration; what is under way is superseded."""
+    return _start(state, wanted, is_recovery=True, is_buffered=False)
 
 
-def _start(
-    state: State,
-    access_points: tuple[str, ...],
-    matchers: tuple[str, ...],
-    exit_points: tuple[str, ...],
-    is_recovery: bool,
-) -> State:
+def _start(state: State, wanted: Configuration, *, is_recovery: bool, is_buffered: bool) -> State:
     epoch = state.epochs + 1
     stream = epoch if is_recovery else state.current.stream
-    new = Configuration(epoch, access_points, matchers, exit_points, stream)
+    new = Configuration(epoch, wanted.access_points, wanted.matchers, wanted.exit_points, stream)
     assert not new.slices & state.dead, (new, state.dead)
     live = (*state.live, new)
     return msgspec.structs.replace(
         state,
         epochs=epoch,
         live=live,
-        transaction=Transaction(new, state.current, live, state.dead, is_recovery, state.is_buffered),
+        transaction=Transaction(new, state.current, live, state.dead, is_recovery, is_buffered),
         phase=Phase.FENCE if is_recovery else Phase.PREPARE,
         keep=new,
         last={},
@@ -179,8 +174,9 @@ def commands(state: State, connection_points: Collection[str], registry: str) ->
 
 
 def advance(state: State, replies: Replies, connection_points: Collection[str], registry: str) -> State | None:
-    """The state of the next phase; None while somebody has not answered."""
-    if state.transaction is None:
+    """The state of the next phase; None while somebody has not answered. When somebody has died on whom it depends,
+    only a recovery goes on: what the dead have not drained must not be overtaken."""
+    if state.transaction is None or lost(state):
         return None
     awaited = _awaited(state, connection_points, registry)
     if any(names - replies.get(step, {}).keys() for step, names in awaited):

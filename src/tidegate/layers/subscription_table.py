@@ -23,10 +23,19 @@ _GENERATION_SHIFT: Final = 32
 _GENERATIONS: Final = 1 << 16
 _PLACE_MASK: Final = (1 << _GENERATION_SHIFT) - 1
 _FREE: Final = -1
+_CONNECTION_POINT: Final = "connection-point-"
 
 
 def connection_point_name(number: int) -> str:
-    return f"connection-point-{number}"
+    return f"{_CONNECTION_POINT}{number}"
+
+
+def is_connection_point(name: str) -> bool:
+    return name.startswith(_CONNECTION_POINT)
+
+
+def connection_point_number(name: str) -> int:
+    return int(name.removeprefix(_CONNECTION_POINT))
 
 
 class SubscriptionTable:

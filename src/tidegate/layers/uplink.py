@@ -14,6 +14,8 @@ from tidegate.layers.slice import Slice
 
 
 class Uplink:
+    """Without an Access Point it holds everything until a configuration names one."""
+
     def __init__(self, owner: str, access_point: str) -> None:
         self._owner = owner
         self._access_point = access_point
@@ -30,7 +32,7 @@ class Uplink:
     @property
     def is_home(self) -> bool:
         """Whether it sends through the Access Point that the configuration gives it."""
-        return self._next is None
+        return self._next is None and bool(self._access_point)
 
     def submit(self, frame: Submit) -> Outputs:
         self._submits[frame.batch.publisher, frame.batch.last] = frame
@@ -60,6 +62,8 @@ class Uplink:
             )
         if self._access_point in access_points:
             return self._go(self._access_point, self._held)
+        if not self._access_point:
+            return self._go(choose_by_name(self._owner, access_points), self._held)
         self._next = choose_by_name(self._owner, access_points)
         return self.settle()
 
@@ -74,7 +78,7 @@ class Uplink:
         return [(access_point, frame) for frame in frames]
 
     def _send(self, frame: Submit | Change) -> Outputs:
-        if self._next is not None:
+        if not self.is_home:
             self._held.append(frame)
             return []
         return [(self._access_point, frame)]

@@ -49,6 +49,8 @@ KINDS: Final[tuple[type[Any], ...]] = (
     control.Marker,
     control.Share,
     control.ReadShare,
+    control.Buried,
+    control.Suspect,
 )
 
 
@@ -67,14 +69,14 @@ class _Refusal(msgspec.Struct, array_like=True):
     retry_after_s: float
 
 
-def encode(frame: LayerFrame) -> bytes:
-    """One frame as it goes through a channel."""
+def encode(frame: LayerFrame, route: int = 0) -> bytes:
+    """One frame as it goes through a channel. The header says what route it takes."""
     codec = _CODECS[type(frame)]
     values = [getattr(frame, name) for name in codec.names]
     for place, (to_wire, _from_wire) in codec.conversions.items():
         values[place] = to_wire(values[place])
     body = _encode(values)
-    return HEADER.pack(len(body), codec.number, 0, 0, 0) + body
+    return HEADER.pack(len(body), codec.number, 0, 0, route) + body
 
 
 def decode(number: int, body: memoryview) -> LayerFrame:

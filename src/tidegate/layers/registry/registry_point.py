@@ -19,10 +19,11 @@ from functools import partial
 from typing import Final
 
 from tidegate.errors import FencedWriter, Unavailable
-from tidegate.layers.control import Fence, ReadShare, Share, Step
+from tidegate.layers.control import Buried, Fence, ReadShare, Share, Step
 from tidegate.layers.frames import Change, ChangeOk, Outputs
 from tidegate.layers.registry.registry import Registry
 from tidegate.layers.slice import Slice
+from tidegate.layers.subscription_table import connection_point_number
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,10 @@ class RegistryPoint(Slice):
         self._reads[source] = self._start(partial(self._read, source, frame))
         return []
 
+    def on_buried(self, source: str, frame: Buried, now_s: float) -> Outputs:
+        self._start(partial(self._bury, connection_point_number(frame.connection_point)))
+        return []
+
     def statistics(self) -> RegistryPointStatistics:
         waiting = sum(map(len, self._waiting.values()))
         return RegistryPointStatistics(self._changes, self._writes, waiting, self._entries_read)
@@ -134,6 +139,12 @@ class RegistryPoint(Slice):
     async def _fence(self, frame: Fence) -> None:
         await self._insist(partial(self._registry.fence, frame.dead))
         self._carry(self._reply(Step.FENCED, frame.epoch), self.name)
+
+    async def _bury(self, connection_point: int) -> None:
+        """Behind the changes that came before it."""
+        while self._is_writing:
+            await asyncio.sleep(RETRY_FIRST_S)
+        await self._insist(partial(self._registry.forget, connection_point))
 
     async def _read(self, matcher: str, frame: ReadShare) -> None:
         await self._insist(partial(self._send_share, matcher, frame))

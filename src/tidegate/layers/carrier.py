@@ -1,0 +1,56 @@
+"""Carrier: takes frames from slice to slice within one process, and hands over what is for others.
+
+A frame is handled as soon as the ones before it are, so every channel is FIFO. An error inside a slice is a mistake of
+ours: what it promises no longer holds, so `on_failure` is told, which must end the process.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from tidegate.layers.frames import LayerFrame, Outputs
+from tidegate.layers.slice import Slice
+
+
+class Carrier:
+    """`clock` gives the time in seconds; the slices themselves read none."""
+
+    def __init__(self, clock: Callable[[], float], on_failure: Callable[[Exception], None]) -> None:
+        self.slices: dict[str, Slice] = {}
+        self._queue: deque[tuple[str, str | int, LayerFrame]] = deque()
+        self._is_carrying = False
+        self._clock = clock
+        self._on_failure = on_failure
+
+    def add(self, part: Slice) -> None:
+        self.slices[part.name] = part
+
+    def carry(self, outputs: Outputs, source: str) -> None:
+        """Carries frames of a slice, and all that follow from them, to where they are addressed.
+
+        A handler may call back in here; its frames queue up behind those that are under way."""
+        queue = self._queue
+        queue.extend((source, address, frame) for address, frame in outputs)
+        if self._is_carrying:
+            return
+        self._is_carrying = True
+        now_s = self._clock()
+        try:
+            while queue:
+                source, address, frame = queue.popleft()
+                part = self.slices.get(address)  # type: ignore[arg-type]
+                if part is None:
+                    self._hand_over(source, address, frame)
+                    continue
+                for following in part.handle(source, frame, now_s):
+                    queue.append((part.name, *following))
+        except Exception as error:
+            self._on_failure(error)
+            raise
+        finally:
+            self._is_carrying = False
+
+    def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:
+        """What is not for a slice of this process."""
+        raise NotImplementedError
