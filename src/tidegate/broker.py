@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -31,7 +31,7 @@ from tidegate.config import Config, read_token
 from tidegate.errors import ConfigError
 from tidegate.filters import Filter
 from tidegate.layers.connection_point import Bounds
-from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.embedded_host import BrokerHost, EmbeddedHost
 from tidegate.layers.warm_up import warm_up
 from tidegate.listeners.http import HttpListener
 from tidegate.listeners.native import NativeListener
@@ -49,6 +49,10 @@ OTHER_FILES: Final = 256
 COLLECT_AFTER_OBJECTS: Final = 50_000
 
 
+# How a host is made, from bounds, a clock, and who is told of a failure.
+MakeHost: TypeAlias = Callable[[Bounds, Callable[[], float], Callable[[Exception], None]], BrokerHost]
+
+
 class Ready(msgspec.Struct, frozen=True):
     """Where a broker listens, once it does."""
 
@@ -59,17 +63,23 @@ class Ready(msgspec.Struct, frozen=True):
 class Broker:
     """One broker process. `run` serves until `stop` is called or a signal comes."""
 
-    def __init__(self, config: Config, token: str | None) -> None:
+    def __init__(self, config: Config, token: str | None, make_host: MakeHost | None = None) -> None:
         self._config = config
         self._started_s = time.time()
         self._incarnation = secrets.token_hex(4)
-        self._host = EmbeddedHost(_bounds(config), time.monotonic, self._fail)
+        self._host = (make_host or EmbeddedHost)(_bounds(config), time.monotonic, self._fail)
         self._queues = LogicalQueues(_queue_store(config))
         self._queues.on_change = self._bind
         self._feeder = self._host.use_feeder(self._queues)
         self._native = NativeListener(self._host, self._queues, config, token, self.status)
         self._http = HttpListener(
-            self._host, self._queues, config, token, self._incarnation, self.status, make_registry(self._statistics)
+            self._host,
+            self._queues,
+            config,
+            token,
+            self._incarnation,
+            self.status,
+            make_registry(self._host.statistics),
         )
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
@@ -105,30 +115,19 @@ class Broker:
     def stop(self) -> None:
         self._stopping.set()
 
+    def end(self, error: Exception | None) -> None:
+        """For a reason that is not its own."""
+        self._failure = self._failure or error
+        self.stop()
+
     def status(self) -> dict[str, Any]:
         """Configuration, epoch and load, as `GET /v1/layers` and `tidegate top` show them."""
-        configuration = self._host.configuration
         return {
             "broker": self._incarnation,
             "uptime_s": round(time.time() - self._started_s, 3),
-            "epoch": configuration.epoch,
-            "configuration": {
-                "access_points": configuration.access_points,
-                "matchers": configuration.matchers,
-                "exit_points": configuration.exit_points,
-            },
-            "load": {layer: asdict(statistics) for layer, statistics in self._statistics().items()},
+            **self._host.status(),
+            "load": {layer: asdict(statistics) for layer, statistics in self._host.statistics().items()},
             "queues": self._queues.activity(),
-        }
-
-    def _statistics(self) -> dict[str, Any]:
-        host = self._host
-        return {
-            "connection_point": host.connection_point.statistics(),
-            "access_point": host.access_point.statistics(),
-            "matcher": host.matcher.statistics(),
-            "exit_point": host.exit_point.statistics(),
-            "queue_point": host.queue_point.statistics(),
         }
 
     def _bind(self, queue: str, definition: Definition | None) -> None:
@@ -190,7 +189,15 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
     _collect_rarely()
 
     async def main() -> None:
-        await Broker(config, token).run(on_ready)
+        if not config.coordinator:
+            await Broker(config, token).run(on_ready)
+            return
+        from tidegate.cluster.broker_link import BrokerLink  # ZooKeeper's client is an extra: tidegate[cluster]
+
+        async with BrokerLink(config.coordinator, config.bind) as link:
+            broker = Broker(config, token, link.make_host)
+            link.on_end = broker.end
+            await broker.run(on_ready)
 
     _run(main())
 

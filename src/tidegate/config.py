@@ -38,6 +38,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     http_port: Port = 7271
     data: Annotated[str, msgspec.Meta(min_length=1)] = "tidegate-data"
     queue_store: Annotated[str, msgspec.Meta(pattern="^(lmdb|rediss?://.+)$")] = "lmdb"
+    coordinator: Annotated[str, msgspec.Meta(pattern="^(|zk://.+)$")] = ""
     token_file: str = ""
     insecure: bool = False
     tls_cert: str = ""
@@ -71,6 +72,7 @@ HELP: Final[dict[str, str]] = {
     "http_port": "port of HTTP, WebSocket and server-sent events; 0 picks a free one and prints it",
     "data": "directory of what is kept: queues and their messages; one broker at a time",
     "queue_store": "where queues are kept: lmdb (in the data directory) or the address of a Redis, redis://host:port/0",
+    "coordinator": "take part in a cluster, whose ZooKeeper is at zk://host:port; empty for all layers in this process",
     "token_file": f"file with the token that clients must show (or {TOKEN_VARIABLE} in the environment)",
     "insecure": "listen beyond loopback without a token",
     "tls_cert": "certificate (PEM) for TLS on every listener",

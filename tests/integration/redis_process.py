@@ -25,7 +25,7 @@ class RedisProcess:
         self._fsync = fsync
         self._directory = tempfile.TemporaryDirectory(prefix="tidegate-redis-")
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def __enter__(self) -> Self:
@@ -72,7 +72,7 @@ class RedisProcess:
             client.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

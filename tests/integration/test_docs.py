@@ -30,7 +30,7 @@ PAGES = [
 ]
 ENDLESS = re.compile(r"tidegate (serve|sub(?!.*--(?:count|forget)))\b")
 # Run by whoever runs this test, or too long to run inside it; each is checked to exist.
-MAKE_TARGETS_NOT_RUN = {"test", "test-unit", "soak", "check", "setup", "bench"}
+MAKE_TARGETS_NOT_RUN = {"test", "test-unit", "soak", "simulate", "check", "setup", "bench"}
 # Jobs on Spark, which a page may have several of, take a minute on a busy machine.
 COMMAND_S = 280
 pytestmark = pytest.mark.timeout(300)

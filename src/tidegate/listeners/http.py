@@ -30,7 +30,7 @@ from starlette.websockets import WebSocket
 from tidegate.config import Config, is_loopback
 from tidegate.errors import ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
-from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.embedded_host import BrokerHost
 from tidegate.listeners.gate import Gate
 from tidegate.listeners.http_connection import HttpConnection
 from tidegate.listeners.http_publish import HttpPublisher, read_body
@@ -58,7 +58,7 @@ class WhyRequest(msgspec.Struct, forbid_unknown_fields=True):
 class HttpListener:
     def __init__(
         self,
-        host: EmbeddedHost,
+        host: BrokerHost,
         queues: LogicalQueues,
         config: Config,
         token: str | None,

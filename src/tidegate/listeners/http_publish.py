@@ -23,7 +23,7 @@ from starlette.responses import Response
 from tidegate.config import Config
 from tidegate.errors import BadInput, NotificationError, Overloaded, ProtocolError, TidegateError, Unavailable
 from tidegate.layers.batch import BATCH_NOTIFICATIONS_MAX, Batch, BatchReader
-from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import LayerFrame, PublishAcknowledged, SessionEnded
 from tidegate.listeners.json_response import json_response
 from tidegate.listeners.rate import RateLimit
@@ -45,7 +45,7 @@ class TooLarge(BadInput):
 class HttpPublisher:
     """The endpoint, and the publishers that have requests under way."""
 
-    def __init__(self, host: EmbeddedHost, config: Config, incarnation: str) -> None:
+    def __init__(self, host: BrokerHost, config: Config, incarnation: str) -> None:
         self._host = host
         self._point = host.connection_point
         self._config = config
@@ -148,7 +148,7 @@ class PublisherSession:
     """The requests of one publisher that are under way. They have a session of their own: a client that takes over
     the publisher's name ends this one, and the requests of other publishers go on."""
 
-    def __init__(self, host: EmbeddedHost, publisher: str) -> None:
+    def __init__(self, host: BrokerHost, publisher: str) -> None:
         self.publisher = publisher
         self.requests = 0
         self.is_ended = False

@@ -22,7 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from tidegate.errors import TidegateError, Unavailable
 from tidegate.filters import Filter
 from tidegate.frames import HEADER, HEADER_BYTES, Gap, Kind, decode_body, decode_deliver
-from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import (
     DeliveriesWait,
     LayerFrame,
@@ -43,7 +43,7 @@ CLIENT_ID: Final = 1
 class PushSession:
     """One subscription of one HTTP connection; `events` gives lists of encoded JSON objects."""
 
-    def __init__(self, host: EmbeddedHost) -> None:
+    def __init__(self, host: BrokerHost) -> None:
         self._host = host
         self._point = host.connection_point
         self._session = host.open_session(self)
@@ -110,7 +110,7 @@ Session: TypeAlias = PushSession | DurableSession
 class HttpSubscriber:
     """The endpoints, and all push sessions of the broker."""
 
-    def __init__(self, host: EmbeddedHost, queues: LogicalQueues) -> None:
+    def __init__(self, host: BrokerHost, queues: LogicalQueues) -> None:
         self._host = host
         self._queues = queues
         self._sessions: set[Session] = set()

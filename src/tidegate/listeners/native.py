@@ -34,7 +34,7 @@ from tidegate.frames import (
     frame_too_long,
 )
 from tidegate.layers.batch import BatchReader
-from tidegate.layers.embedded_host import EmbeddedHost
+from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import (
     DeliveriesWait,
     LayerFrame,
@@ -69,7 +69,7 @@ class NativeListener:
 
     def __init__(
         self,
-        host: EmbeddedHost,
+        host: BrokerHost,
         queues: LogicalQueues,
         config: Config,
         token: str | None,

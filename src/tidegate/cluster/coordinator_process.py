@@ -1,0 +1,153 @@
+"""The coordinator as a process: watches who lives and what is wanted, and lets `Coordinator` bring one to the other.
+
+Several may run; ZooKeeper lets one of them lead, and another takes over when that one ends. It learns of a death from
+ZooKeeper, when a session has expired, and at once from a channel that has broken, its own or a slice's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import time
+from typing import Final
+
+from tidegate.cluster.directory import Directory, Leader, Wanted
+from tidegate.cluster.planning import is_the_same, next_configuration
+from tidegate.layers.channels import Channels
+from tidegate.layers.control import Reply, Suspect
+from tidegate.layers.coordinator import Coordinator
+from tidegate.layers.frames import LayerFrame, Outputs
+from tidegate.layers.reconfiguration import lost
+from tidegate.layers.registry import Registry, RegistryPoint
+from tidegate.layers.subscription_table import is_connection_point
+
+log = logging.getLogger(__name__)
+
+REGISTRY: Final = "registry"
+RETRY_S: Final = 0.5
+
+
+class CoordinatorProcess:
+    def __init__(self, address: str, registry: Registry, bind: str) -> None:
+        self._directory = Directory(address, self._look_soon, self._fail)
+        self._channels = Channels(self._on_frame, self._on_broken)
+        self._registry = registry
+        self._registry_point = RegistryPoint(REGISTRY, registry, self._carry, self._on_failure)
+        self._bind = bind
+        self._coordinator: Coordinator | None = None
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._suspects: set[str] = set()
+        self._error: BaseException | None = None
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop)
+        await self._registry.open()
+        await self._directory.open()
+        endpoint = await self._channels.listen(self._bind)
+        leader = Leader(f"coordinator-{os.getpid()}-{secrets.token_hex(3)}", endpoint)
+        try:
+            await self._wait_for_lead(leader)
+            while not self._stopping.is_set():
+                self._changed.clear()
+                await self._look(leader)
+                await self._wait()
+        finally:
+            await self._channels.close()
+            await self._directory.close()
+            await self._registry.close()
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._changed.set()
+
+    async def _wait_for_lead(self, leader: Leader) -> None:
+        while not self._stopping.is_set():
+            self._changed.clear()
+            if await self._directory.lead(leader):
+                return
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(RETRY_S):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _look(self, leader: Leader) -> None:
+        members = await self._directory.members()
+        wanted = await self._directory.wanted() or Wanted()
+        self._channels.place(members)
+        if self._coordinator is None:
+            self._coordinator = await asyncio.to_thread(Coordinator, leader.name, self._directory, REGISTRY)
+            self._coordinator.connection_points = {name for name in members if is_connection_point(name)}
+            self._send(self._coordinator.take_over())
+        self._see_to(self._coordinator, members, wanted)
+
+    def _see_to(self, coordinator: Coordinator, members: dict[str, str], wanted: Wanted) -> None:
+        if coordinator.is_deposed:
+            self.stop()
+            return
+        state = coordinator.state
+        involved = frozenset[str]().union(*(each.slices for each in state.live)) | coordinator.connection_points
+        dead = {name for name in involved if name not in members or name in self._suspects} - state.dead
+        if dead:
+            log.warning("declared dead: %s", ", ".join(sorted(dead)))
+            self._channels.forget(dead)
+            self._send(coordinator.on_death(dead))
+        for name in members:
+            if is_connection_point(name) and name not in coordinator.connection_points | state.dead:
+                self._send(coordinator.on_joined(name))
+        living = [name for name in members if name not in coordinator.state.dead | self._suspects]
+        if lost(coordinator.state):
+            following = next_configuration(coordinator.state.current, living, wanted, is_recovery=True)
+            if following is not None:
+                self._send(coordinator.recover(following))
+        elif coordinator.state.transaction is None:
+            following = next_configuration(coordinator.state.current, living, wanted, is_recovery=False)
+            if following is not None and not is_the_same(following, coordinator.state.current):
+                self._send(coordinator.change(following, is_buffered=wanted.is_buffered))
+
+    def _send(self, outputs: Outputs) -> None:
+        assert self._coordinator is not None
+        for address, frame in outputs:
+            assert isinstance(address, str)
+            if address == REGISTRY:
+                self._carry(self._registry_point.handle(self._coordinator.name, frame, time.monotonic()), REGISTRY)
+            else:
+                self._channels.send(self._coordinator.name, address, frame)
+
+    def _carry(self, outputs: Outputs, source: str) -> None:
+        """What the registry answers."""
+        for _address, frame in outputs:
+            self._on_frame(source, "", frame)
+
+    def _on_frame(self, source: str, address: str, frame: LayerFrame) -> None:
+        if isinstance(frame, Reply) and self._coordinator is not None:
+            self._send(self._coordinator.on_reply(source, frame, time.monotonic()))
+            if self._coordinator.state.transaction is None:
+                self._look_soon()
+        elif isinstance(frame, Suspect):
+            self._on_broken(set(frame.names))
+
+    def _on_broken(self, names: set[str]) -> None:
+        self._suspects |= names
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        self._changed.set()
+
+    def _fail(self) -> None:
+        self._on_failure(RuntimeError("the session with ZooKeeper has expired"))
+
+    def _on_failure(self, error: Exception) -> None:
+        self._error = error
+        self.stop()
