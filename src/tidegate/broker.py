@@ -182,6 +182,7 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
     token = read_token(config, os.environ)
     _tls_context(config)
     _allow_open_files(2 * config.connections_max + OTHER_FILES)
@@ -192,7 +193,7 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
         if not config.coordinator:
             await Broker(config, token).run(on_ready)
             return
-        from tidegate.cluster.broker_link import BrokerLink  # ZooKeeper's client is an extra: tidegate[cluster]
+        from tidegate.cluster.broker_host import BrokerLink  # ZooKeeper's client is an extra: tidegate[cluster]
 
         async with BrokerLink(config.coordinator, config.bind) as link:
             broker = Broker(config, token, link.make_host)

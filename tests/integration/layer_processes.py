@@ -27,10 +27,10 @@ END_S = 30
 class SliceProcess:
     """One `tidegate slice`. Its name is known once it serves; a coordinator has none."""
 
-    def __init__(self, kind: str, zookeeper: str, registry: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, zookeeper: str, registry: str, *flags: str) -> None:
+        command = ["slice", kind, "--coordinator", zookeeper, "--registry", registry, *flags]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", "slice", kind, "--coordinator", zookeeper, "--registry", registry],
+            [sys.executable, "-m", "tidegate", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -92,8 +92,10 @@ class Cluster:
         self._directory.cleanup()
 
     def add(self, kind: str) -> str:
-        """A slice that is there, and a spare until it is wanted."""
-        process = SliceProcess(kind, self.zookeeper.address, self.registry)
+        """A slice that is there, and a spare until it is wanted. Exit Points listen on Unix sockets, others on TCP."""
+        path = f"{self._directory.name}/{kind}-{len(self.slices)}"
+        flags = ["--bind", f"unix:{path}"] if kind == "exit-point" else []
+        process = SliceProcess(kind, self.zookeeper.address, self.registry, *flags)
         name = process.name()
         assert name, f"a {kind} does not start"
         self.slices[name] = process

@@ -16,6 +16,7 @@ from typing import Final
 
 from tidegate.cluster.directory import Directory, Leader, Wanted
 from tidegate.cluster.planning import is_the_same, next_configuration
+from tidegate.errors import Unavailable
 from tidegate.layers.channels import Channels
 from tidegate.layers.control import Reply, Suspect
 from tidegate.layers.coordinator import Coordinator
@@ -146,7 +147,9 @@ class CoordinatorProcess:
         self._changed.set()
 
     def _fail(self) -> None:
-        self._on_failure(RuntimeError("the session with ZooKeeper has expired"))
+        self._on_failure(
+            Unavailable("U731", "the session with ZooKeeper has expired", "another coordinator works; start this again")
+        )
 
     def _on_failure(self, error: Exception) -> None:
         self._error = error

@@ -8,7 +8,7 @@ import signal
 import time
 from typing import Final
 
-from tidegate.cluster.process_host import ClusterLink
+from tidegate.cluster.cluster_link import ClusterLink
 from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.carrier import Carrier
 from tidegate.layers.exit_point import ExitPoint

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Self
 
-from tidegate.cluster.process_host import ClusterLink
+from tidegate.cluster.cluster_link import ClusterLink
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import LayerFrame, Outputs
