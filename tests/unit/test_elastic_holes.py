@@ -269,7 +269,7 @@ HOLES: dict[Callable[[Patch], None], tuple[dict[str, bool], int]] = {
     nobody_is_deaf_to_the_dead: (CRASHES, 75),
     what_comes_again_is_delivered_again: (CRASHES, 13),
     stale_coordinators_may_store: (CRASHES, 347),
-    stale_coordinators_are_obeyed: (CRASHES, 3294),
+    stale_coordinators_are_obeyed: (CRASHES, 155),
     markers_of_the_base_are_enough: (CRASHES, 247),
 }
 
