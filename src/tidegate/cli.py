@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from tidegate import config as settings
 from tidegate import terminal
 from tidegate.client import Connection, Delivery, DurableSubscription, Subscription
-from tidegate.cluster_commands import add_layers, add_replace, add_scale, add_slice
+from tidegate.cluster_commands import add_cluster, add_layers, add_replace, add_scale, add_slice
 from tidegate.command_line import add_client_options, add_command, connect_to, read_lines
 from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
 from tidegate.filters import Filter
@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_sub,
         add_queue,
         add_pipeline,
+        add_cluster,
         add_slice,
         add_scale,
         add_replace,

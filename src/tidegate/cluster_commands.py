@@ -1,4 +1,4 @@
-"""`tidegate slice …`, `scale …`, `replace …` and `layers`: layers in processes of their own, one function a command.
+"""`tidegate cluster up`, `slice`, `scale`, `replace` and `layers`: layers in processes of their own.
 
 `scale` and `replace` write down what is wanted, and show how the coordinator gets there; whoever interrupts them
 interrupts only the showing.
@@ -13,10 +13,12 @@ import logging
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from tidegate import terminal
 from tidegate.command_line import add_command
 from tidegate.errors import BadInput, ConfigError, Unavailable
 
@@ -46,7 +48,9 @@ def add_slice(commands: Any) -> None:
         help="where subscriptions are kept: redis://…, or lmdb:DIRECTORY when all slices are on one machine",
     )
     parser.add_argument("--bind", default="127.0.0.1", help="where others reach it: a host, or unix:PATH")
-    parser.add_argument("--log-level", default="info", help="debug, info, warning or error (default: info)")
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error"), help="(default: info)"
+    )
 
 
 def add_scale(commands: Any) -> None:
@@ -90,6 +94,72 @@ def _add_waiting(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="to wait for (default: 60)")
 
 
+def add_cluster(commands: Any) -> None:
+    text = "Run all layers in processes of their own, on this machine."
+    parser = commands.add_parser("cluster", help=text, description=text)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    up = add_command(
+        actions,
+        "up",
+        _cluster_up,
+        "Start a cluster and look after it until it is interrupted; `tidegate scale` changes it meanwhile.",
+        "tidegate cluster up --matchers 2",
+    )
+    for layer, field in _LAYERS.items():
+        up.add_argument(f"--{layer}", type=int, default=1, dest=field, metavar="COUNT", help="(default: 1)")
+    up.add_argument(
+        "--coordinator", metavar="ADDRESS", help="ZooKeeper: zk://host:port[/root] (default: one is started)"
+    )
+    up.add_argument("--registry", metavar="ADDRESS", help="redis://… (default: lmdb, in the data directory)")
+    up.add_argument("--data", type=Path, default=Path("tidegate-data"), help="directory (default: tidegate-data)")
+    up.add_argument("--native-port", type=int, default=7270, help="of the broker (default: 7270)")
+    up.add_argument("--http-port", type=int, default=7271, help="of the broker (default: 7271)")
+
+
+def _cluster_up(options: argparse.Namespace) -> int:
+    try:
+        from tidegate.broker import prepare_kernels
+        from tidegate.cluster.directory import Wanted
+        from tidegate.cluster.supervisor import Plan, Supervisor
+        from tidegate.cluster.zookeeper_server import zookeeper_server
+    except ImportError as error:
+        raise _not_installed(error) from error
+    wanted = Wanted(**{field: getattr(options, field) for field in _LAYERS.values()})
+    _log(logging.INFO)
+    prepare_kernels()  # once, not in every child at the same time
+
+    async def run(coordinator: str) -> None:
+        registry = options.registry or f"lmdb:{options.data / 'registry'}"
+        plan = Plan(coordinator, registry, str(options.data), options.native_port, options.http_port)
+        await Supervisor(plan, wanted, lambda ready: _show_cluster(coordinator, ready)).run()
+
+    async def main() -> None:
+        if options.coordinator is not None:
+            await run(options.coordinator)
+            return
+        async with zookeeper_server(options.data / "zookeeper") as coordinator:
+            await run(coordinator)
+
+    asyncio.run(main())
+    return 0
+
+
+def _show_cluster(coordinator: str, ready: dict[str, str]) -> None:
+    if terminal.is_for_people():
+        print(
+            f"the cluster is ready\n  native       {ready['native']}\n  HTTP         {ready['http']}\n"
+            f"  coordinator  {coordinator}\ntry: tidegate scale matchers=3 --coordinator {coordinator}\nCtrl-C ends it",
+            flush=True,
+        )
+    else:
+        terminal.print_json({"ready": {**ready, "coordinator": coordinator}})
+
+
+def _log(level: int) -> None:
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+
+
 # slice
 
 
@@ -101,12 +171,7 @@ def _slice(options: argparse.Namespace) -> int:
         from tidegate.layers.registry import open_registry
     except ImportError as error:
         raise _not_installed(error) from error
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=options.log_level.upper(),
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
-    )
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    _log(logging.getLevelNamesMapping()[options.log_level.upper()])
     registry = open_registry(options.registry)
 
     async def main() -> None:
