@@ -193,9 +193,10 @@ class PartialFrame:
         return self._room
 
     def fill(self, size_bytes: int) -> memoryview:
-        """So much has come into the room: the whole frame, which nobody writes to any more, or nothing yet."""
+        """So much has come into the room: the whole frame, or nothing yet. Nobody writes to it any more, and kernels
+        must see that: for arrays that can be written to they would be compiled once more."""
         self._room = self._room[size_bytes:]
-        return memoryview(b"") if self._room else memoryview(self._kept)
+        return memoryview(b"") if self._room else memoryview(self._kept).toreadonly()
 
     def keep(self, rest: memoryview) -> None:
         """Keeps what follows the last complete frame; its header, once there, says how much is wanted."""

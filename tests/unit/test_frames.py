@@ -50,6 +50,7 @@ def test_a_long_frame_is_read_to_where_it_belongs(sizes: list[int], data: st.Dat
         whole, consumed = partial.fill(count) if room else memoryview(partial.add(buffer[:count])), 0
         for _kind, _sequence, start, consumed in split_frames(whole, FRAME_BYTES_MAX):
             seen.append(whole[start - HEADER_BYTES : consumed])
+            assert whole.readonly
         if whole:
             partial.keep(whole[consumed:])
     assert seen == frames
