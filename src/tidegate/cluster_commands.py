@@ -91,7 +91,13 @@ def _add_coordinator(parser: argparse.ArgumentParser) -> None:
 
 def _add_waiting(parser: argparse.ArgumentParser) -> None:
     _add_coordinator(parser)
-    parser.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="to wait for (default: 60)")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="give up waiting after so many; the coordinator goes on (default: 60)",
+    )
 
 
 def add_cluster(commands: Any) -> None:
@@ -106,7 +112,7 @@ def add_cluster(commands: Any) -> None:
         "tidegate cluster up --matchers 2",
     )
     for layer, field in _LAYERS.items():
-        up.add_argument(f"--{layer}", type=int, default=1, dest=field, metavar="COUNT", help="(default: 1)")
+        up.add_argument(f"--{layer}", type=int, default=1, dest=field, metavar="COUNT", help="how many (default: 1)")
     up.add_argument(
         "--coordinator", metavar="ADDRESS", help="ZooKeeper: zk://host:port[/root] (default: one is started)"
     )

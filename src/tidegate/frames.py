@@ -198,6 +198,10 @@ class PartialFrame:
         self._room = self._room[size_bytes:]
         return memoryview(b"") if self._room else memoryview(self._kept).toreadonly()
 
+    def take(self, buffer: memoryview, size_bytes: int) -> memoryview:
+        """So much was read, into the room if there is any, else into the reader's own buffer: what is complete."""
+        return self.fill(size_bytes) if self._room else memoryview(self.add(buffer[:size_bytes]))
+
     def keep(self, rest: memoryview) -> None:
         """Keeps what follows the last complete frame; its header, once there, says how much is wanted."""
         self._kept = bytearray(rest)

@@ -281,6 +281,6 @@ def test_a_hole_is_found(hole: Callable[[Patch], None], monkeypatch: Patch) -> N
     for seed in range(first, first + SEEDS_MAX):
         try:
             ElasticWorld(seed, **possible).run()
-        except Exception:
+        except (AssertionError, KeyError):  # a law is broken, or a slice is told of what it cannot know
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not need this rule")

@@ -42,12 +42,11 @@ def test_a_long_frame_is_read_to_where_it_belongs(sizes: list[int], data: st.Dat
     stream, position = b"".join(frames), 0
     partial, buffer, seen = PartialFrame(), memoryview(bytearray(100_000)), []
     while position < len(stream):
-        room = partial.room()
-        target = room or buffer
+        target = partial.room() or buffer
         count = min(len(target), len(stream) - position, data.draw(st.sampled_from([1, 16, 17, 5000, 1_000_000])))
         target[:count] = stream[position : position + count]
         position += count
-        whole, consumed = partial.fill(count) if room else memoryview(partial.add(buffer[:count])), 0
+        whole, consumed = partial.take(buffer, count), 0
         for _kind, _sequence, start, consumed in split_frames(whole, FRAME_BYTES_MAX):
             seen.append(whole[start - HEADER_BYTES : consumed])
             assert whole.readonly

@@ -257,10 +257,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = self._loop.time()
-        if self._partial.room():
-            data = self._partial.fill(nbytes)
-        else:
-            data = memoryview(self._partial.add(self._buffer[:nbytes]))
+        data = self._partial.take(self._buffer, nbytes)
         if not data:
             return
         consumed = 0

@@ -22,7 +22,6 @@ from tidegate.cluster.directory import Directory, Wanted
 
 log = logging.getLogger(__name__)
 
-STARTUP_S: Final = 180.0
 END_S: Final = 15.0
 LOOK_S: Final = 0.5
 # So many ends within this time, and the next start waits that long.
@@ -40,7 +39,6 @@ class Plan:
     data: str
     native_port: int
     http_port: int
-    coordinators: int = 1
 
 
 @dataclass(eq=False)
@@ -71,8 +69,7 @@ class Supervisor:
         await self._directory.want(self._first)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for _ in range(self._plan.coordinators):
-                    await self._start(tasks, "coordinator")
+                await self._start(tasks, "coordinator")
                 await self._start(tasks, "serve")
                 while not self._stopping.is_set():
                     self._changed.clear()

@@ -6,6 +6,7 @@ ours: what it promises no longer holds, so `on_failure` is told, which must end 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
@@ -13,7 +14,7 @@ from tidegate.layers.frames import LayerFrame, Outputs
 from tidegate.layers.slice import Slice
 
 
-class Carrier:
+class Carrier(ABC):
     """`clock` gives the time in seconds; the slices themselves read none."""
 
     def __init__(self, clock: Callable[[], float], on_failure: Callable[[Exception], None]) -> None:
@@ -51,6 +52,6 @@ class Carrier:
         finally:
             self._is_carrying = False
 
+    @abstractmethod
     def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:
         """What is not for a slice of this process."""
-        raise NotImplementedError

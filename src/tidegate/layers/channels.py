@@ -191,10 +191,7 @@ class _Incoming(asyncio.BufferedProtocol):
         return self._partial.room() or self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._partial.room():
-            data = self._partial.fill(nbytes)
-        else:
-            data = memoryview(self._partial.add(self._buffer[:nbytes]))
+        data = self._partial.take(self._buffer, nbytes)
         if not data:
             return
         consumed = 0

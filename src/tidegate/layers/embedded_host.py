@@ -7,6 +7,7 @@ its store has it.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -75,9 +76,9 @@ class BrokerHost(Carrier):
         """Of the Connection Point when no source is named."""
         super().carry(outputs, source or self.connection_point.name)
 
+    @abstractmethod
     def status(self) -> dict[str, Any]:
         """Configuration and epoch."""
-        raise NotImplementedError
 
     def statistics(self) -> dict[str, Any]:
         """The load of what is here, by layer."""

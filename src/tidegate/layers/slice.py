@@ -7,7 +7,7 @@ declared dead may be asleep rather than dead; when it wakes up, nobody listens t
 from __future__ import annotations
 
 from tidegate.layers.control import Command, Fence, Reply, Step
-from tidegate.layers.frames import Address, LayerFrame, Outputs
+from tidegate.layers.frames import LayerFrame, Outputs
 
 
 class Slice:
@@ -36,5 +36,4 @@ class Slice:
         """To the newest coordinator; one that is not known yet asks again."""
         if not self._coordinator:
             return []
-        to: Address = self._coordinator
-        return [(to, Reply(step, epoch, last or {}))]
+        return [(self._coordinator, Reply(step, epoch, last or {}))]

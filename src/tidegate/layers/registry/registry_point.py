@@ -62,11 +62,15 @@ class RegistryPoint(Slice):
         self._reads: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._changes = 0
+        # Changes that have come, and those of them that are written or refused.
+        self._taken = 0
+        self._settled = 0
         self._writes = 0
         self._entries_read = 0
 
     def on_change(self, source: str, frame: Change, now_s: float) -> Outputs:
         self._waiting.setdefault(source, []).append(frame)
+        self._taken += 1
         if not self._is_writing:
             self._is_writing = True
             self._start(self._write)
@@ -85,7 +89,7 @@ class RegistryPoint(Slice):
         return []
 
     def on_buried(self, source: str, frame: Buried, now_s: float) -> Outputs:
-        self._start(partial(self._bury, connection_point_number(frame.connection_point)))
+        self._start(partial(self._bury, connection_point_number(frame.connection_point), self._taken))
         return []
 
     def statistics(self) -> RegistryPointStatistics:
@@ -121,9 +125,10 @@ class RegistryPoint(Slice):
             except FencedWriter as error:
                 log.warning("changes are passed over: %s", error)
                 self._fenced.add(writer)
-                self._waiting.pop(writer, None)
+                self._settled += len(changes) + len(self._waiting.pop(writer, []))
                 continue
             self._changes += len(changes)
+            self._settled += len(changes)
             self._writes += 1
             self._carry([(writer, ChangeOk(each.subscription, each.version)) for each in changes], self.name)
         self._is_writing = False
@@ -140,9 +145,9 @@ class RegistryPoint(Slice):
         await self._insist(partial(self._registry.fence, frame.dead))
         self._carry(self._reply(Step.FENCED, frame.epoch), self.name)
 
-    async def _bury(self, connection_point: int) -> None:
+    async def _bury(self, connection_point: int, behind: int) -> None:
         """Behind the changes that came before it."""
-        while self._is_writing:
+        while self._settled < behind:
             await asyncio.sleep(RETRY_FIRST_S)
         await self._insist(partial(self._registry.forget, connection_point))
 
