@@ -16,7 +16,7 @@ from redis_process import RedisProcess
 from registry_process import FLOOD_FILTER, RegistryProcess
 
 from tidegate.errors import ConfigError, FencedWriter, Unavailable
-from tidegate.layers.control import Entry, Fence, ReadShare, Reply, Share, Step, Transaction
+from tidegate.layers.control import Buried, Entry, Fence, ReadShare, Reply, Share, Step, Transaction
 from tidegate.layers.frames import Change, ChangeOk, Outputs
 from tidegate.layers.registry import Registry, RegistryPoint, open_registry
 from tidegate.layers.registry.lmdb_registry import IDS_AT_ONCE, LmdbRegistry
@@ -428,6 +428,25 @@ def law(check: Check) -> Callable[[str], None]:
 
     test.__doc__ = check.__doc__
     return test
+
+
+@law
+async def test_a_burial_removes_what_came_before_it_and_nothing_else(
+    point: RegistryPoint, answers: Answers, registry: Registry
+) -> None:
+    """While others go on changing theirs."""
+    living, dead = 7 << CONNECTION_POINT_SHIFT, 8 << CONNECTION_POINT_SHIFT
+    for number in range(500):
+        for connection_point in (living, dead):
+            point.handle(WRITERS[0], Change(connection_point | number, 1, b"filter"), 0.0)
+    point.handle(WRITERS[0], Buried("connection-point-8"), 0.0)
+    for number in range(500, 1000):
+        point.handle(WRITERS[1], Change(living | number, 1, b"filter"), 0.0)
+    await answers.wait(WRITERS[0], 1000)
+    await answers.wait(WRITERS[1], 500)
+    async with asyncio.timeout(PATIENCE_S):
+        while await registry.subscriptions() != 1000:
+            await asyncio.sleep(0.005)
 
 
 @law
