@@ -13,12 +13,16 @@ READ_BYTES = 16 * 1024
 
 
 class CuttingProxy:
-    """Use it in `async with`. Each connection ends after a random number of bytes, up to `bytes_max`; 0 cuts none."""
+    """Use it in `async with`. Each connection ends after a random number of bytes, up to `bytes_max`.
 
-    def __init__(self, target: str, chance: random.Random, bytes_max: int) -> None:
+    After `cuts_max` cuts it cuts no more: an answer longer than `bytes_max` would never get through.
+    """
+
+    def __init__(self, target: str, chance: random.Random, bytes_max: int, cuts_max: int) -> None:
         self._target = Address.parse(target)
         self._chance = chance
         self._bytes_max = bytes_max
+        self._cuts_max = cuts_max
         self._writers: set[asyncio.StreamWriter] = set()
         self.cuts = 0
 
@@ -32,10 +36,6 @@ class CuttingProxy:
     ) -> None:
         self._server.close()
         self.cut_all()
-
-    def stop_cutting(self) -> None:
-        """Connections from now on stay."""
-        self._bytes_max = 0
 
     def cut_all(self) -> None:
         for writer in self._writers:
@@ -60,7 +60,7 @@ class CuttingProxy:
                 each.transport.abort()
 
     def _budget(self) -> int:
-        return self._chance.randint(1, self._bytes_max) if self._bytes_max else 1 << 62
+        return self._chance.randint(1, self._bytes_max) if self.cuts < self._cuts_max else 1 << 62
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, budget: int) -> None:
         while data := await reader.read(READ_BYTES):
