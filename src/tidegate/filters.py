@@ -113,9 +113,10 @@ class Filter:
         object.__setattr__(self, "_tests", None)
 
     @classmethod
-    def parse(cls, text: str) -> Filter:
-        """The filter that `text` describes. Raises FilterError with the column and the cure."""
-        parsed = cls(tuple(dict.fromkeys(_Parser(text).parse())))
+    def parse(cls, text: str, context: Mapping[str, Value] | None = None) -> Filter:
+        """The filter that `text` describes, where $name stands for that value of the subscriber's context. Raises
+        FilterError with the column and the cure."""
+        parsed = cls(tuple(dict.fromkeys(_Parser(text, context or {}).parse())))
         if len(parsed.text) > FILTER_CHARACTERS_MAX:
             raise _too_long(f"the filter written in full has {len(parsed.text)} characters", column=1)
         return parsed
@@ -351,8 +352,9 @@ _EXPECTED: Final = {
 class _Parser:
     """One pass over the text, without backtracking. `at` is where the next token starts; columns are `at` + 1."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, context: Mapping[str, Value]) -> None:
         self.text = text
+        self.context = context
         self.at = 0
         self.values = 0
 
@@ -457,14 +459,36 @@ class _Parser:
         if quoted is not None:
             return quoted
         word = self._bare(_BARE_VALUE, "a value")
+        if word.startswith("$"):
+            return self._from_context(word[1:], operator, start)
         if operator in _PATTERNS:
             return word
         if _NO_VALUE.fullmatch(word):
             remedy = f"quote it for the string {quote(word)}, or write !a where a is absent"
             raise self._error("F112", f"{word} is no value", remedy, start)
-        value = self._parse_word(word, start)
+        return self._ordered(self._parse_word(word, start), operator, start)
+
+    def _from_context(self, name: str, operator: Operator, start: int) -> Value:
+        value = self.context.get(name)
+        if class_of(value) is None:
+            known = ", ".join(f"${each}" for each in self.context) or "nothing"
+            raise self._error(
+                "F124",
+                f"${name} is no value of the subscriber's context, which has {known}",
+                "give it a string, a number or a boolean with the subscription, or quote a text that begins with $",
+                start,
+            )
+        assert value is not None
+        if operator not in _PATTERNS:
+            return self._ordered(_normal(value), operator, start)
+        text = pattern_text(value)
+        if text is None:
+            raise self._error("F115", f"${name} is {_show(value)}, no text", "patterns take strings", start)
+        return text
+
+    def _ordered(self, value: Value, operator: Operator, start: int) -> Value:
         if isinstance(value, bool) and operator in _ORDERINGS:
-            raise self._error("F115", f"{word} has no order", "compare booleans by == and !=", start)
+            raise self._error("F115", f"{_show(value)} has no order", "compare booleans by == and !=", start)
         return value
 
     def _parse_word(self, word: str, start: int) -> Value:

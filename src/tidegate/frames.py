@@ -47,6 +47,7 @@ class Kind(IntEnum):
     SETTLE = 10
     QUEUE_CALL = 11
     CANCEL = 12  # header only: the dequeue of this number is no longer wanted
+    REBIND = 13  # a subscription gets another filter, in one step
     WELCOME = 64
     ACKNOWLEDGE = 65  # header only: every notification up to `sequence` is delivered or was refused
     REFUSE = 66
@@ -60,6 +61,7 @@ class Kind(IntEnum):
     CLOSING = 74  # header only: the broker goes down tidily; what it accepted is delivered
     REPLY = 75  # to the request of this number
     FAILED = 76  # an ErrorBody for the request of this number; the connection stays
+    REBOUND = 77  # header only: what is published from now on is matched by the other filter; sequence: the id
 
 
 class Hello(msgspec.Struct, omit_defaults=True):
@@ -91,6 +93,11 @@ class Subscribe(msgspec.Struct, omit_defaults=True):
 
 class Unsubscribe(msgspec.Struct):
     id: int
+
+
+class Rebind(msgspec.Struct):
+    id: int
+    filter: str
 
 
 class Refusal(msgspec.Struct):

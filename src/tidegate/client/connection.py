@@ -26,9 +26,10 @@ from tidegate.client.numbered_publisher import NumberedPublisher
 from tidegate.client.publisher import Publisher, PublisherStatistics
 from tidegate.client.queue import Queue
 from tidegate.client.queue_requests import QueueRequests
-from tidegate.client.subscriber import Subscriber, Subscription
+from tidegate.client.subscriber import Subscriber, Subscription, WantedFilter
 from tidegate.errors import FilterError
 from tidegate.filters import Filter
+from tidegate.notification import Value
 
 
 def connect(
@@ -119,7 +120,13 @@ class Connection:
         return publisher
 
     @overload
-    def subscribe(self, subscription_filter: str | Filter, *, policy: str = "drop-oldest") -> Subscription: ...
+    def subscribe(
+        self,
+        subscription_filter: str | Filter,
+        *,
+        policy: str = "drop-oldest",
+        context: Mapping[str, Value] | None = None,
+    ) -> Subscription: ...
 
     @overload
     def subscribe(
@@ -127,19 +134,29 @@ class Connection:
     ) -> DurableSubscription: ...
 
     def subscribe(
-        self, subscription_filter: str | Filter | None = None, *, name: str = "", policy: str = ""
+        self,
+        subscription_filter: str | Filter | None = None,
+        *,
+        name: str = "",
+        policy: str = "",
+        context: Mapping[str, Value] | None = None,
     ) -> Subscription | DurableSubscription:
         """The notifications that match, as an async iterator. FilterError at once when the text is no filter.
+
+        `context` has the values of what the filter names by $name, as in floor==$floor; `subscription.context(floor=4)`
+        gives others later, in one step.
 
         `policy` says what the broker does when this program is slow: drop-oldest, disconnect or block. With a `name` it
         is durable: the broker keeps what matches, from the first time on, until this program or its successor takes
         it; `policy`, then block or drop-oldest, is for a queue that is full, and no filter resumes what is there."""
-        parsed = Filter.parse(subscription_filter) if isinstance(subscription_filter, str) else subscription_filter
+        if subscription_filter is None:
+            if not name:
+                raise FilterError("F101", "there is no filter", "give one, or the name of a durable subscription")
+            return DurableSubscription(self._queueing(), name, None, policy or "block")
+        wanted = WantedFilter.of(subscription_filter, context or {})
         if name:
-            return DurableSubscription(self._queueing(), name, parsed, policy or "block")
-        if parsed is None:
-            raise FilterError("F101", "there is no filter", "give one, or the name of a durable subscription")
-        return self._subscribing().subscribe(parsed, policy or "drop-oldest")
+            return DurableSubscription(self._queueing(), name, wanted.filter, policy or "block")
+        return self._subscribing().subscribe(wanted, policy or "drop-oldest")
 
     async def subscriptions(self) -> list[dict[str, Any]]:
         """The durable subscriptions: name, filter and policy of each."""

@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self
 
 import msgspec
 
 from tidegate.client.link import Link, LinkOptions, not_open, to_exception
-from tidegate.errors import TidegateError
+from tidegate.errors import FilterError, TidegateError
 from tidegate.filters import Filter
 from tidegate.frames import (
     Delivered,
     ErrorBody,
     Gap,
     Kind,
+    Rebind,
     Subscribe,
     Unsubscribe,
     Welcome,
     decode_body,
     encode_frame,
 )
-from tidegate.notification import PAYLOAD
+from tidegate.notification import PAYLOAD, Value
 
 WAITING_MAX: Final = 10_000
 PUBLISHERS_REMEMBERED_MAX: Final = 100_000
@@ -57,6 +58,27 @@ _decode_deliver: Final = msgspec.msgpack.Decoder(tuple[str, list[Delivery]]).dec
 
 
 @dataclass(frozen=True)
+class WantedFilter:
+    """A filter, and the text and context that it was made of; without a text it names no context."""
+
+    filter: Filter
+    text: str = ""
+    context: Mapping[str, Value] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, wanted: str | Filter, context: Mapping[str, Value]) -> WantedFilter:
+        if isinstance(wanted, Filter):
+            return cls(wanted)
+        return cls(Filter.parse(wanted, context), wanted, context)
+
+    def rebound(self, values: Mapping[str, Value]) -> WantedFilter:
+        if not self.text:
+            raise FilterError("F125", "the filter was not given as a text", "subscribe with a text that has $names")
+        context = {**self.context, **values}
+        return WantedFilter(Filter.parse(self.text, context), self.text, context)
+
+
+@dataclass(frozen=True)
 class SubscriptionStatistics:
     received: int
     missed: int
@@ -67,14 +89,15 @@ class SubscriptionStatistics:
 class Subscription:
     """`async for delivery in subscription`. Use it in `async with` to know that it is live before you go on."""
 
-    def __init__(self, subscriber: Subscriber, number: int, subscription_filter: Filter, policy: str) -> None:
-        self.filter = subscription_filter
+    def __init__(self, subscriber: Subscriber, number: int, wanted: WantedFilter, policy: str) -> None:
         self.policy = policy
+        self._wanted = wanted
         self._subscriber = subscriber
         self._number = number
         self._waiting: deque[Delivery] = deque()
         self._wake = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
+        self._rebinding: deque[asyncio.Future[None]] = deque()
         self._error: TidegateError | None = None
         self._is_entered = False
         self._is_closed = False
@@ -128,9 +151,23 @@ class Subscription:
         if not self._is_closed:
             self._is_closed = True
             self._wake.set()
-            if self._ready is not None and not self._ready.done():
-                self._ready.set_exception(not_open())
+            self._fail_waiting(not_open())
             self._subscriber.ended(self._number)
+
+    @property
+    def filter(self) -> Filter:
+        """As the broker has it: with the values of the context."""
+        return self._wanted.filter
+
+    async def context(self, **values: Value) -> None:
+        """The subscriber is somewhere else: values that its filter names by $name are others now. When this returns,
+        everything that is published is matched by the new ones; nothing falls between the old and the new."""
+        self._wanted = self._wanted.rebound(values)
+        await self._start()
+        rebound = asyncio.get_running_loop().create_future()
+        self._rebinding.append(rebound)
+        self._subscriber.rebind(Rebind(self._number, self.filter.text))
+        await asyncio.shield(rebound)
 
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(self._received, self._missed, self._doubled, len(self._waiting))
@@ -163,8 +200,15 @@ class Subscription:
         return Subscribe(self._number, self.filter.text, self.policy)
 
     def on_ready(self) -> None:
+        """After a reconnection with the newest filter, so that nobody waits for another any more."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
+        while self._rebinding:
+            self.on_rebound()
+
+    def on_rebound(self) -> None:
+        if self._rebinding:
+            self._rebinding.popleft().set_result(None)
 
     def on_reconnected(self) -> None:
         """If it was live before, what was published meanwhile is lost to it."""
@@ -195,8 +239,14 @@ class Subscription:
     def on_failed(self, error: TidegateError) -> None:
         self._error = error
         self._wake.set()
+        self._fail_waiting(error)
+
+    def _fail_waiting(self, error: TidegateError) -> None:
+        """Whoever waits for the broker's word on this subscription."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
+        while self._rebinding:
+            self._rebinding.popleft().set_exception(error)
 
 
 class Subscriber:
@@ -212,10 +262,14 @@ class Subscriber:
         self._behind: set[int] = set()
         self._status: asyncio.Future[dict[str, Any]] | None = None
 
-    def subscribe(self, subscription_filter: Filter, policy: str) -> Subscription:
+    def subscribe(self, wanted: WantedFilter, policy: str) -> Subscription:
         number = self._next_number
         self._next_number += 1
-        return Subscription(self, number, subscription_filter, policy)
+        return Subscription(self, number, wanted, policy)
+
+    def rebind(self, rebind: Rebind) -> None:
+        """While the link is down nothing is sent: the subscription is made again with its newest filter."""
+        self._link.write(encode_frame(Kind.REBIND, rebind))
 
     async def begin(self, number: int, subscription: Subscription) -> None:
         await self._up()
@@ -262,9 +316,9 @@ class Subscriber:
         match kind:
             case Kind.DELIVER:
                 self._on_deliver(*_decode_deliver(body))
-            case Kind.SUBSCRIBED:
+            case Kind.SUBSCRIBED | Kind.REBOUND:
                 if (subscription := self._subscriptions.get(sequence)) is not None:
-                    subscription.on_ready()
+                    (subscription.on_ready if kind == Kind.SUBSCRIBED else subscription.on_rebound)()
             case Kind.GAP:
                 self._on_gap(decode_body(body, Gap))
             case Kind.ERROR:

@@ -22,6 +22,7 @@ from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.errors import Unavailable
 from tidegate.filters import Filter
 from tidegate.messages import Enqueued, Level, NewMessage, Settled
+from tidegate.notification import Value
 
 T = TypeVar("T")
 
@@ -82,12 +83,18 @@ class SyncConnection:
         self.call(self.connection.flush())
 
     def subscribe(
-        self, subscription_filter: str | Filter | None = None, *, name: str = "", policy: str = ""
+        self,
+        subscription_filter: str | Filter | None = None,
+        *,
+        name: str = "",
+        policy: str = "",
+        context: Mapping[str, Value] | None = None,
     ) -> SyncSubscription:
         """An iterator of deliveries; live when this returns. With a name it is durable."""
 
         async def begin() -> Subscription | DurableSubscription:
-            options: dict[str, Any] = {key: value for key, value in (("name", name), ("policy", policy)) if value}
+            given = (("name", name), ("policy", policy), ("context", context))
+            options: dict[str, Any] = {key: value for key, value in given if value}
             subscription: Subscription | DurableSubscription
             subscription = self.connection.subscribe(subscription_filter, **options)
             return await subscription.__aenter__()
@@ -160,6 +167,11 @@ class SyncSubscription:
                 return await self._subscription.take()
 
         return self._connection.call(within())
+
+    def context(self, **values: Value) -> None:
+        """As `Subscription.context`; a durable subscription has none."""
+        assert isinstance(self._subscription, Subscription)
+        self._connection.call(self._subscription.context(**values))
 
     def close(self) -> None:
         async def close() -> None:

@@ -32,6 +32,7 @@ from tidegate.layers.frames import (
     SubmitAck,
     SubscriptionEnded,
     SubscriptionReady,
+    SubscriptionRebound,
     SubscriptionRefused,
 )
 from tidegate.layers.index.packing import pack
@@ -81,12 +82,13 @@ class ConnectionPointStatistics:
 
 @dataclass(slots=True)
 class _Subscription:
-    """`version` counts its changes: 1 it begins, 2 it ends."""
+    """`version` counts its changes: it begins with 1, gets other filters, and ends with the last."""
 
     id: int
     session: int
     client_id: int
     version: int = 1
+    has_ended: bool = False
     was_refused: bool = False
 
 
@@ -228,8 +230,16 @@ class ConnectionPoint(Edge):
     def unsubscribe(self, session: int, client_id: int) -> Outputs:
         subscription = self._sessions[session].subscriptions.pop(client_id, None)
         if subscription is None:
-            raise ProtocolError("P307", f"there is no subscription {client_id}", "unsubscribe what is subscribed")
+            raise _no_subscription(client_id)
         return self._end(subscription)
+
+    def rebind(self, session: int, client_id: int, subscription_filter: Filter) -> Outputs:
+        """Gives a subscription another filter: between two batches, its Matcher takes one for the other."""
+        subscription = self._sessions[session].subscriptions.get(client_id)
+        if subscription is None:
+            raise _no_subscription(client_id)
+        subscription.version += 1
+        return self._uplink.change(Change(subscription.id, subscription.version, pack(subscription_filter)))
 
     def take(self, session: int, bytes_max: int) -> tuple[list[bytes], Outputs]:
         """Frames for a connection that can write, about `bytes_max` of them; when the list is empty, DeliveriesWait
@@ -305,15 +315,17 @@ class ConnectionPoint(Edge):
             return []
         outputs = self._settle()
         subscription = self._subscriptions[frame.subscription]
+        session, client_id = subscription.session, subscription.client_id
+        if not subscription.has_ended:
+            ready = SubscriptionReady(client_id) if frame.version == 1 else SubscriptionRebound(client_id)
+            return [*outputs, (session, ready)]
         if frame.version != subscription.version:
             return outputs
-        if subscription.version == 1:
-            return [*outputs, (subscription.session, SubscriptionReady(subscription.client_id))]
         del self._subscriptions[subscription.id]
         self._table.free(subscription.id)
-        if subscription.was_refused or subscription.session not in self._sessions:
+        if subscription.was_refused or session not in self._sessions:
             return outputs
-        return [*outputs, (subscription.session, SubscriptionEnded(subscription.client_id))]
+        return [*outputs, (session, SubscriptionEnded(client_id))]
 
     def on_change_refused(self, source: str, frame: ChangeRefused, now_s: float) -> Outputs:
         """Some Matchers may have it, and the registry: it ends like any other."""
@@ -321,7 +333,7 @@ class ConnectionPoint(Edge):
             return []
         outputs = self._settle()
         subscription = self._subscriptions[frame.subscription]
-        if frame.version != subscription.version:  # its end is under way, and frees it
+        if subscription.has_ended:  # that is under way, and frees it
             return outputs
         subscription.was_refused = True
         del self._sessions[subscription.session].subscriptions[subscription.client_id]
@@ -359,6 +371,7 @@ class ConnectionPoint(Edge):
 
     def _end(self, subscription: _Subscription) -> Outputs:
         self._table.hide(subscription.id)
+        subscription.has_ended = True
         subscription.version += 1
         return self._uplink.change(Change(subscription.id, subscription.version, None))
 
@@ -403,6 +416,10 @@ class ConnectionPoint(Edge):
         self._free_outboxes.append(number)
         self._blocked.discard(number)
         return outbox.redeem_tickets()
+
+
+def _no_subscription(client_id: int) -> ProtocolError:
+    return ProtocolError("P307", f"there is no subscription {client_id}", "name one that is subscribed")
 
 
 def _too_slow(outbox: Outbox, how_long: str) -> Overloaded:

@@ -127,8 +127,7 @@ class Filled(msgspec.Struct, gc=False):
 
 
 class Change(msgspec.Struct, gc=False):
-    """A subscription begins, with its filter as the index packs it, or ends (None). Versions of one subscription go
-    up."""
+    """A subscription begins or gets another filter, as the index packs it, or ends (None). Versions of one go up."""
 
     handler: ClassVar[str] = "on_change"
     subscription: int
@@ -163,6 +162,13 @@ class SubscriptionReady(msgspec.Struct, gc=False):
     """To a session: from now on every acknowledged publish reaches this subscription."""
 
     handler: ClassVar[str] = "on_subscription_ready"
+    client_id: int
+
+
+class SubscriptionRebound(msgspec.Struct, gc=False):
+    """To a session: from now on every acknowledged publish is matched by the subscription's other filter."""
+
+    handler: ClassVar[str] = "on_subscription_rebound"
     client_id: int
 
 
@@ -208,6 +214,7 @@ LayerFrame: TypeAlias = (
     | ChangeRefused
     | PublishAcknowledged
     | SubscriptionReady
+    | SubscriptionRebound
     | SubscriptionRefused
     | SubscriptionEnded
     | DeliveriesWait

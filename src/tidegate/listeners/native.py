@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any, Final, cast
 
 from tidegate.config import Config
-from tidegate.errors import ProtocolError, TidegateError, Unavailable
+from tidegate.errors import FilterError, ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
 from tidegate.frames import (
     HEADER,
@@ -26,6 +26,7 @@ from tidegate.frames import (
     Hello,
     Kind,
     PartialFrame,
+    Rebind,
     Subscribe,
     Unsubscribe,
     Welcome,
@@ -42,6 +43,7 @@ from tidegate.layers.frames import (
     SessionEnded,
     SubscriptionEnded,
     SubscriptionReady,
+    SubscriptionRebound,
     SubscriptionRefused,
 )
 from tidegate.layers.outbox import Policy
@@ -203,6 +205,8 @@ class NativeConnection(asyncio.BufferedProtocol):
                     self._resume_reading()
             case SubscriptionReady():
                 self._send(Kind.SUBSCRIBED, sequence=frame.client_id)
+            case SubscriptionRebound():
+                self._send(Kind.REBOUND, sequence=frame.client_id)
             case SubscriptionRefused():
                 self._refuse_subscription(frame.client_id, frame.error)
             case SubscriptionEnded():
@@ -322,6 +326,8 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._subscribe(decode_body(body, Subscribe))
             case Kind.UNSUBSCRIBE:
                 self._host.carry(self._point.unsubscribe(self._session, decode_body(body, Unsubscribe).id))
+            case Kind.REBIND:
+                self._rebind(decode_body(body, Rebind))
             case Kind.PING:
                 self._send(Kind.PONG)
             case Kind.STATUS:
@@ -374,6 +380,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._host.carry(self._point.subscribe(self._session, subscribe.id, parsed, policy))
         except TidegateError as error:
             self._refuse_subscription(subscribe.id, error)
+
+    def _rebind(self, rebind: Rebind) -> None:
+        try:
+            self._host.carry(self._point.rebind(self._session, rebind.id, Filter.parse(rebind.filter)))
+        except FilterError as error:
+            self._refuse_subscription(rebind.id, error)
 
     def _refuse_subscription(self, client_id: int, error: TidegateError) -> None:
         """A bad subscription ends itself, not the connection with its other subscriptions."""

@@ -1,0 +1,104 @@
+"""Filters that name their subscriber's context: other values take the place of the old ones in one step."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+from broker_checks import run, take
+from broker_process import BrokerProcess
+from cutting_proxy import CuttingProxy
+
+from tidegate import FilterError, connect, connect_sync
+from tidegate.filters import Filter
+
+
+def test_other_values_take_the_place_of_the_old_ones(broker: BrokerProcess) -> None:
+    async def scenario() -> None:
+        context = {"floor": 1, "limit": 30}
+        async with (
+            connect(broker.native) as connection,
+            connection.subscribe("floor==$floor;heat>$limit", context=context) as mine,
+        ):
+            readings = [{"floor": floor, "heat": 40, "round": 1} for floor in (1, 2)]
+            await connection.publish(readings)
+            assert [each.notification["floor"] for each in await take(mine, 1)] == [1]
+            await mine.context(floor=2)
+            assert mine.filter == Filter.parse("floor==2;heat>30")
+            await connection.publish(readings)
+            assert [each.notification["floor"] for each in await take(mine, 1)] == [2]
+            await mine.context(limit=50)
+            await connection.publish([*readings, {"floor": 2, "heat": 60}])
+            assert [each.notification["heat"] for each in await take(mine, 1)] == [60]
+
+    run(scenario())
+
+
+def test_nothing_falls_between_the_old_and_the_new(broker: BrokerProcess) -> None:
+    """What both contexts want arrives all the time."""
+
+    async def scenario() -> None:
+        async with (
+            connect(broker.native) as connection,
+            connect(broker.native) as publishing,
+            connection.subscribe("number>=$least", context={"least": 0}, policy="block") as mine,
+        ):
+            is_over = asyncio.Event()
+
+            async def publish() -> int:
+                sent = 0
+                while not is_over.is_set():
+                    await publishing.publish([{"number": sent + place} for place in range(20)])
+                    sent += 20
+                return sent
+
+            task = asyncio.create_task(publish())
+            for turn in range(50):
+                await mine.context(least=-turn)
+            is_over.set()
+            sent = await task
+            assert [each.notification["number"] for each in await take(mine, sent)] == list(range(sent))
+
+    run(scenario())
+
+
+def test_a_reconnected_subscription_has_its_newest_context(broker: BrokerProcess) -> None:
+    async def scenario() -> None:
+        async with (
+            CuttingProxy(broker.native, random.Random(1), 0) as proxy,
+            connect(proxy.address) as connection,
+            connection.subscribe("floor==$floor", context={"floor": 1}) as mine,
+        ):
+            await mine.context(floor=2)
+            proxy.cut_all()
+            await mine.context(floor=3)
+            async with connect(broker.native) as publishing:
+                await publishing.publish([{"floor": floor} for floor in (1, 2, 3)])
+            assert [each.notification["floor"] for each in await take(mine, 1)] == [3]
+
+    run(scenario())
+
+
+def test_a_program_without_a_loop_has_a_context_too(broker: BrokerProcess) -> None:
+    with connect_sync(broker.native) as connection, connection.subscribe("floor==$floor", context={"floor": 1}) as mine:
+        mine.context(floor=2)
+        connection.publish([{"floor": 1}, {"floor": 2}])
+        assert [each.notification["floor"] for each in mine.take(10)] == [2]
+
+
+def test_a_context_that_lacks_a_value_is_refused_with_the_cure(broker: BrokerProcess) -> None:
+    async def scenario() -> None:
+        async with connect(broker.native) as connection:
+            with pytest.raises(FilterError, match=r"F124.*\$floor"):
+                connection.subscribe("floor==$floor")
+            async with connection.subscribe(Filter.parse("floor==1")) as plain:
+                with pytest.raises(FilterError, match="F125"):
+                    await plain.context(floor=2)
+            async with connection.subscribe("floor==$floor", context={"floor": 1}) as mine:
+                with pytest.raises(FilterError, match="F124"):
+                    await mine.context(floor=[2])  # type: ignore[arg-type]
+                await connection.publish({"floor": 1})
+                assert len(await take(mine, 1)) == 1
+
+    run(scenario())
