@@ -279,7 +279,9 @@ class ElasticWorld(World):
         rng = self.rng
         for number in range(rng.randint(1, 4)):
             self.add_publisher(f"publisher-{number}")
-        clients = [self.publish] * 4 + [self.subscribe] * 2 + [self.unsubscribe, self.send_again, self.read]
+        clients = (
+            [self.publish] * 4 + [self.subscribe] * 2 + [self.unsubscribe, self.rebind, self.send_again, self.read]
+        )
         client_share = rng.choice([0.05, 0.15, 0.3])
         change_share = rng.choice([0.003, 0.01, 0.03])
         crash_share = rng.choice([0.003, 0.01, 0.02])
@@ -331,11 +333,7 @@ class ElasticWorld(World):
     def check_no_ghosts(self, frame: Deliver) -> None:
         """Nothing is delivered to a subscription whose end was acknowledged before it was published."""
         for index in range(len(frame.batch)):
-            sent_at = next(
-                each.first_sent_at[frame.batch.first + index]
-                for each in self.publishers
-                if each.name == frame.batch.publisher
-            )
+            sent_at = self.sent_at(frame.batch.publisher, frame.batch.first + index)
             for number in frame.ids[frame.offsets[index] : frame.offsets[index + 1]].tolist():
                 ended_at = self.ended_at.get(number)
                 assert ended_at is None or ended_at >= sent_at, f"{number} has ended, and is matched"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from tidegate.layers.frames import (
     PublishAcknowledged,
     SessionEnded,
     SubscriptionReady,
+    SubscriptionRebound,
 )
 from tidegate.layers.matcher import Matcher
 from tidegate.layers.outbox import Policy
@@ -48,14 +50,28 @@ class SimulatedPublisher:
 
 
 @dataclass
+class Version:
+    """A filter of a subscription: asked for, and known to be in force, at these steps."""
+
+    filter: Filter
+    asked_at: int
+    rebound_at: int | None = None
+
+
+@dataclass
 class SimulatedSubscription:
     """What one subscription must get, may get, and got. Steps say when."""
 
-    filter: Filter
+    versions: list[Version]
     ready_at: int | None = None
     ended_at: int | None = None
     received: list[tuple[str, int]] = field(default_factory=list)
     missed: int = 0
+
+    def filters(self, sent_at: int) -> list[Filter]:
+        """Those that may decide on what was sent then: the newest that was known to be in force, and all later."""
+        known = [place for place, each in enumerate(self.versions) if (each.rebound_at or sent_at) < sent_at]
+        return [each.filter for each in self.versions[max(known, default=0) :]]
 
 
 @dataclass
@@ -98,7 +114,7 @@ class World:
         for number in range(self.rng.randint(1, 4)):
             self.add_publisher(f"publisher-{number}")
         actions = [self.carry_one] * 12 + [self.publish] * 3 + [self.send_again, self.subscribe, self.subscribe]
-        actions += [self.read, self.read, self.unsubscribe, self.reconnect_publisher]
+        actions += [self.read, self.read, self.unsubscribe, self.rebind, self.reconnect_publisher]
         for _ in range(steps):
             self.step += 1
             self.rng.choice(actions)()
@@ -142,6 +158,9 @@ class World:
             case SubscriptionReady():
                 subscriber = self.subscriber(point, session)
                 subscriber.subscriptions[frame.client_id].ready_at = self.step
+            case SubscriptionRebound():
+                versions = self.subscriber(point, session).subscriptions[frame.client_id].versions
+                next(each for each in versions[1:] if each.rebound_at is None).rebound_at = self.step
             case SessionEnded():
                 for each in self.subscribers:
                     if (each.point.name, each.session) == (point, session):
@@ -200,19 +219,30 @@ class World:
         if not subscriber.was_disconnected:
             client_id, self.next_client_id = self.next_client_id, self.next_client_id + 1
             wanted = self.rng.choice(FILTERS)
-            subscriber.subscriptions[client_id] = SimulatedSubscription(wanted)
+            subscriber.subscriptions[client_id] = SimulatedSubscription([Version(wanted, self.step)])
             point = subscriber.point
             self.send(point.name, point.subscribe(subscriber.session, client_id, wanted, subscriber.policy))
 
     def unsubscribe(self) -> None:
+        for subscriber, client_id, subscription in self.one_live():
+            subscription.ended_at = self.step
+            self.send(subscriber.point.name, subscriber.point.unsubscribe(subscriber.session, client_id))
+
+    def rebind(self) -> None:
+        for subscriber, client_id, subscription in self.one_live():
+            wanted = self.rng.choice(FILTERS)
+            subscription.versions.append(Version(wanted, self.step))
+            self.send(subscriber.point.name, subscriber.point.rebind(subscriber.session, client_id, wanted))
+
+    def one_live(self) -> Iterator[tuple[SimulatedSubscriber, int, SimulatedSubscription]]:
+        """Any subscription that has not ended, or none."""
         subscriber = self.rng.choice(self.subscribers) if self.subscribers else None
         if subscriber is None or subscriber.was_disconnected:
             return
         live = [number for number, each in subscriber.subscriptions.items() if each.ended_at is None]
         if live:
             client_id = self.rng.choice(live)
-            subscriber.subscriptions[client_id].ended_at = self.step
-            self.send(subscriber.point.name, subscriber.point.unsubscribe(subscriber.session, client_id))
+            yield subscriber, client_id, subscriber.subscriptions[client_id]
 
     def leave(self) -> None:
         subscriber = self.rng.choice(self.subscribers) if self.subscribers else None
@@ -245,8 +275,12 @@ class World:
             ids = [each.subscriptions] if isinstance(each.subscriptions, int) else each.subscriptions
             for client_id in ids:
                 subscription = subscriber.subscriptions[client_id]
-                assert subscription.filter.matches(each.notification)
+                filters = subscription.filters(self.sent_at(publisher, each.sequence))
+                assert any(wanted.matches(each.notification) for wanted in filters)
                 subscription.received.append((publisher, each.sequence))
+
+    def sent_at(self, publisher: str, sequence: int) -> int:
+        return next(each.first_sent_at[sequence] for each in self.publishers if each.name == publisher)
 
     def subscriber(self, point: str, session: int) -> SimulatedSubscriber:
         return next(s for s in self.subscribers if (s.point.name, s.session) == (point, session))
@@ -277,7 +311,7 @@ class World:
             (publisher.name, sequence)
             for publisher in self.publishers
             for sequence, sent_at in publisher.first_sent_at.items()
-            if subscription.filter.matches(publisher.notifications[sequence])
+            if all(wanted.matches(publisher.notifications[sequence]) for wanted in subscription.filters(sent_at))
             and subscription.ready_at is not None
             and subscription.ready_at < sent_at
             and subscription.ended_at is None
