@@ -198,7 +198,12 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
         async with BrokerLink(config.coordinator, config.bind) as link:
             broker = Broker(config, token, link.make_host)
             link.on_end = broker.end
-            await broker.run(on_ready)
+
+            def is_ready(ready: Ready) -> None:
+                link.announce(ready.native)
+                on_ready(ready)
+
+            await broker.run(is_ready)
 
     _run(main())
 

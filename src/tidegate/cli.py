@@ -19,13 +19,14 @@ from typing import Any, NoReturn
 from tidegate import config as settings
 from tidegate import terminal
 from tidegate.client import Connection, Delivery, DurableSubscription, Subscription
-from tidegate.cluster_commands import add_cluster, add_layers, add_replace, add_scale, add_slice
+from tidegate.cluster_commands import add_cluster, add_slice
 from tidegate.command_line import add_client_options, add_command, connect_to, read_lines
 from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
 from tidegate.filters import Filter
 from tidegate.notification import PAYLOAD, check, parse_value
 from tidegate.pipeline_commands import add_pipeline, add_spark_options, session
 from tidegate.queue_commands import add_queue
+from tidegate.scaling_commands import add_autoscale, add_layers, add_replace, add_scale
 
 EXAMPLES = """\
 try it in three terminals:
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         add_scale,
         add_replace,
         add_layers,
+        add_autoscale,
         _add_why,
         _add_top,
         _add_replay,

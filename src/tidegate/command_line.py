@@ -32,6 +32,10 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("TIDEGATE_ADDRESS", DEFAULT_ADDRESS),
         help=f"where the broker is (default: TIDEGATE_ADDRESS, or {DEFAULT_ADDRESS})",
     )
+    add_token_file(parser)
+
+
+def add_token_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, help="file with the broker's token (default: TIDEGATE_TOKEN)")
 
 

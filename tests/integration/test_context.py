@@ -66,7 +66,7 @@ def test_nothing_falls_between_the_old_and_the_new(broker: BrokerProcess) -> Non
 def test_a_reconnected_subscription_has_its_newest_context(broker: BrokerProcess) -> None:
     async def scenario() -> None:
         async with (
-            CuttingProxy(broker.native, random.Random(1), 0) as proxy,
+            CuttingProxy(broker.native, random.Random(1), bytes_max=1, cuts_max=0) as proxy,
             connect(proxy.address) as connection,
             connection.subscribe("floor==$floor", context={"floor": 1}) as mine,
         ):

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Self
 
+import msgspec
+
 from tidegate.cluster.cluster_link import ClusterLink
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import BrokerHost
-from tidegate.layers.frames import LayerFrame, Outputs
+from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs, Submit, SubmitAck
+from tidegate.layers.load import LOAD_S, Delays, Rates, load_of
 from tidegate.layers.subscription_table import connection_point_number
 
 
@@ -18,13 +21,48 @@ class ClusterHost(BrokerHost):
 
     def __init__(self, numbers: tuple[int, int], link: ClusterLink, *arguments: Any) -> None:
         super().__init__(numbers, "", *arguments)
+        self.address = ""
         self._link = link
+        self._next_report_s = 0.0
+        self._loads: dict[str, Load] = {}
+        self._loads_before: dict[str, Load] = {}
+        self._delays = Delays()
+        self._submitted_s: dict[tuple[str, int], float] = {}
 
     def status(self) -> dict[str, Any]:
-        return self._link.status()
+        """With what all slices of the cluster do, as they said last."""
+        slices = {
+            name: msgspec.structs.asdict(rates) | {"subscriptions": load.subscriptions}
+            for name, load in sorted(self._loads.items())
+            if (before := self._loads_before.get(name)) and (rates := Rates.between(before, load))
+        }
+        return self._link.status() | {"slices": slices}
+
+    def tick(self) -> None:
+        """Now and then also tells the coordinator what this broker does, and asks what the others do."""
+        super().tick()
+        if self._clock() >= self._next_report_s:
+            self._next_report_s = self._clock() + LOAD_S
+            self._link.tell_leader(load_of(self.connection_point, self._delays, self.address))
+            self._link.tell_leader(AskLoads())
+
+    def take_loads(self, loads: dict[str, Load]) -> None:
+        changed = {name: load for name, load in self._loads.items() if loads.get(name) != load}
+        self._loads_before = {name: self._loads_before.get(name, load) for name, load in self._loads.items()} | changed
+        self._loads = loads
+
+    def carry(self, outputs: Outputs, source: str = "") -> None:
+        for _address, frame in outputs:
+            if isinstance(frame, SubmitAck):
+                began_s = self._submitted_s.pop((frame.publisher, frame.last), None)
+                if began_s is not None:
+                    self._delays.add(self._clock() - began_s)
+        super().carry(outputs, source)
 
     def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:
         if isinstance(address, str):
+            if isinstance(frame, Submit):
+                self._submitted_s.setdefault((frame.batch.publisher, frame.batch.last), self._clock())
             self._link.send(source, address, frame)
         else:
             super()._hand_over(source, address, frame)
@@ -54,8 +92,17 @@ class BrokerLink:
         asyncio.get_running_loop().call_soon(self._link.begin)
         return self._host
 
+    def announce(self, address: str) -> None:
+        """Where clients reach the broker."""
+        assert self._host is not None
+        self._host.address = address
+
     def _deliver(self, outputs: Outputs, source: str) -> None:
         assert self._host is not None
+        for _address, frame in outputs:
+            if isinstance(frame, Loads):
+                self._host.take_loads(frame.loads)
+                return
         self._host.carry(outputs, source)
 
     def _end(self, error: Exception | None) -> None:

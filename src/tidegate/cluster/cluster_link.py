@@ -67,6 +67,11 @@ class ClusterLink:
     def send(self, source: str, address: str, frame: LayerFrame) -> None:
         self._channels.send(source, address, frame)
 
+    def tell_leader(self, frame: LayerFrame) -> None:
+        """Nothing that would have to wait for one."""
+        if self._leader:
+            self._channels.send(self._names[0], self._leader, frame)
+
     async def leave(self) -> None:
         if self._looking is not None:
             self._looking.cancel()
@@ -90,9 +95,9 @@ class ClusterLink:
             return
         if state is not None:
             self._configuration = state.current
+        self._leader = leader.name if leader is not None else ""
         if leader is not None:
             members[leader.name] = leader.endpoint
-            self._leader = leader.name
         self._channels.place(members)
         self._report()
 

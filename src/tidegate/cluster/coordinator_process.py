@@ -15,12 +15,13 @@ import time
 from typing import Final
 
 from tidegate.cluster.directory import Directory, Leader, Wanted
+from tidegate.cluster.observer import OBSERVER
 from tidegate.cluster.planning import is_the_same, next_configuration
 from tidegate.errors import Unavailable
 from tidegate.layers.channels import Channels
 from tidegate.layers.control import Reply, Suspect
 from tidegate.layers.coordinator import Coordinator
-from tidegate.layers.frames import LayerFrame, Outputs
+from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs
 from tidegate.layers.reconfiguration import lost
 from tidegate.layers.registry import Registry, RegistryPoint
 from tidegate.layers.subscription_table import is_connection_point
@@ -42,6 +43,8 @@ class CoordinatorProcess:
         self._stopping = asyncio.Event()
         self._changed = asyncio.Event()
         self._suspects: set[str] = set()
+        self._loads: dict[str, Load] = {}
+        self._observers: dict[str, str] = {}
         self._error: BaseException | None = None
 
     async def run(self) -> None:
@@ -86,7 +89,8 @@ class CoordinatorProcess:
     async def _look(self, leader: Leader) -> None:
         members = await self._directory.members()
         wanted = await self._directory.wanted() or Wanted()
-        self._channels.place(members)
+        self._channels.place(members | self._observers)
+        self._loads = {name: load for name, load in self._loads.items() if name in members}
         if self._coordinator is None:
             self._coordinator = await asyncio.to_thread(Coordinator, leader.name, self._directory, REGISTRY)
             self._coordinator.connection_points = {name for name in members if is_connection_point(name)}
@@ -138,9 +142,18 @@ class CoordinatorProcess:
                 self._look_soon()
         elif isinstance(frame, Suspect):
             self._on_broken(set(frame.names))
+        elif isinstance(frame, Load):
+            self._loads[source] = frame
+        elif isinstance(frame, AskLoads) and self._coordinator is not None:
+            if source.startswith(OBSERVER):
+                self._observers[source] = frame.endpoint
+                self._channels.place(self._channels.endpoints | self._observers)
+            self._channels.send(self._coordinator.name, source, Loads(self._loads))
 
     def _on_broken(self, names: set[str]) -> None:
-        self._suspects |= names
+        """Who only looks on may go as it likes."""
+        self._observers = {name: endpoint for name, endpoint in self._observers.items() if name not in names}
+        self._suspects |= {name for name in names if not name.startswith(OBSERVER)}
         self._look_soon()
 
     def _look_soon(self) -> None:

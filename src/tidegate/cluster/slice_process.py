@@ -13,6 +13,7 @@ from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.carrier import Carrier
 from tidegate.layers.exit_point import ExitPoint
 from tidegate.layers.frames import LayerFrame
+from tidegate.layers.load import LOAD_S, load_of
 from tidegate.layers.matcher import Matcher
 from tidegate.layers.registry import Registry, RegistryPoint
 from tidegate.layers.slice import Slice
@@ -42,18 +43,26 @@ class SliceProcess(Carrier):
         await self._registry.open()
         self.add(self._registry_point)
         (name,) = await self._link.join(self._kind)
-        self.add(_make(self._kind, name))
+        part = _make(self._kind, name)
+        self.add(part)
         self._link.begin()
+        reporting = loop.create_task(self._report(part))
         log.info("%s serves", name)
         print(name, flush=True)
         try:
             await self._ending.wait()
         finally:
+            reporting.cancel()
             await self._link.leave()
             await self._registry_point.close(loop.time() + CLOSE_S)
             await self._registry.close()
         if self._error is not None:
             raise self._error
+
+    async def _report(self, part: Slice) -> None:
+        while True:
+            await asyncio.sleep(LOAD_S)
+            self._link.tell_leader(load_of(part))
 
     def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:
         assert isinstance(address, str)

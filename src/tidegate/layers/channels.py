@@ -42,7 +42,7 @@ class Channels:
     def __init__(self, on_frame: OnFrame, on_broken: OnBroken) -> None:
         self._on_frame = on_frame
         self._on_broken = on_broken
-        self._endpoints: dict[str, str] = {}
+        self.endpoints: dict[str, str] = {}
         self._waiting: dict[str, list[tuple[str, LayerFrame]]] = {}
         self._outgoing: dict[str, _Outgoing] = {}
         self._incoming: set[_Incoming] = set()
@@ -61,18 +61,19 @@ class Channels:
 
     def place(self, endpoints: dict[str, str]) -> None:
         """Who lives where, now. What has waited for a name goes out."""
-        self._endpoints = endpoints
+        self.endpoints = endpoints
         for name in [name for name in self._waiting if name in endpoints]:
             for source, frame in self._waiting.pop(name):
                 self.send(source, name, frame)
 
     def send(self, source: str, address: str, frame: LayerFrame) -> None:
-        endpoint = self._endpoints.get(address)
+        endpoint = self.endpoints.get(address)
         if endpoint is None:
             self._waiting.setdefault(address, []).append((source, frame))
             return
         channel = self._outgoing.get(endpoint)
-        if channel is None:
+        # A port may come into use again: whoever has it now is not who was lost.
+        if channel is None or (channel.is_lost and address not in channel.names):
             channel = self._outgoing[endpoint] = _Outgoing(endpoint, self._on_lost)
         channel.send(source, address, frame)
 
@@ -104,11 +105,13 @@ class _Outgoing:
         self._numbers: dict[str, int] = {}
         self._pending: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._is_lost = False
+        self.is_lost = False
         self._is_flushing = False
         self._connecting = self._loop.create_task(self._connect(endpoint))
 
     def send(self, source: str, address: str, frame: LayerFrame) -> None:
+        if self.is_lost:
+            return
         self.names.add(address)
         route = self._number(source) << 32 | self._number(address)
         self._pending.append(encode(frame, route))
@@ -117,13 +120,13 @@ class _Outgoing:
             self._loop.call_soon(self._flush)
 
     def lose(self) -> None:
-        if not self._is_lost:
-            self._is_lost = True
+        if not self.is_lost:
+            self.is_lost = True
             self._pending.clear()
             self._on_lost(self)
 
     async def close(self) -> None:
-        self._is_lost = True
+        self.is_lost = True
         self._connecting.cancel()
         if self._transport is not None:
             self._flush()

@@ -41,6 +41,7 @@ class DeliveryWriter:
         if outboxes > len(self._outboxes):
             self._make_scratch(2 * outboxes)
         data, publisher = as_array(batch.data), as_array(msgspec.msgpack.encode(batch.publisher))
+        offsets, ids = _read_only(offsets), _read_only(ids)
         begin = 0
         while begin < len(batch):
             end, written = deliver_kernel.write_frames(
@@ -68,3 +69,12 @@ class DeliveryWriter:
         self._outboxes = np.zeros((outboxes, deliver_kernel.OUTBOX_COLUMNS), np.int64)
         self._outboxes[:, deliver_kernel.HEAD] = -1
         self._frames = np.zeros((outboxes, deliver_kernel.FRAME_COLUMNS), np.int64)
+
+
+def _read_only(numbers: Integers) -> Integers:
+    """As they are when another process has sent them: numba compiles a kernel once for each kind of array."""
+    if not numbers.flags.writeable:
+        return numbers
+    numbers = numbers.view()
+    numbers.flags.writeable = False
+    return numbers

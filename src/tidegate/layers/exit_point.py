@@ -31,6 +31,7 @@ Matches = tuple[NDArray[np.int64], NDArray[np.int64]]
 @dataclass(frozen=True)
 class ExitPointStatistics:
     released_batches: int
+    notifications: int
     incomplete_batches: int
     unacknowledged_batches: int
 
@@ -75,6 +76,7 @@ class ExitPoint(Slice):
         self._holds: dict[int, Configuration] = {}
         self._draining: Drain | None = None
         self._released = 0
+        self._notifications = 0
 
     # Notifications.
 
@@ -134,7 +136,8 @@ class ExitPoint(Slice):
     def statistics(self) -> ExitPointStatistics:
         streams = self._streams.values()
         incomplete = sum(len(stream.entries) for stream in streams)
-        return ExitPointStatistics(self._released, incomplete, sum(len(stream.waits_for) for stream in streams))
+        unacknowledged = sum(len(stream.waits_for) for stream in streams)
+        return ExitPointStatistics(self._released, self._notifications, incomplete, unacknowledged)
 
     # Inside.
 
@@ -169,8 +172,9 @@ class ExitPoint(Slice):
             sequence = stream.next_release
             del stream.entries[sequence]
             stream.next_release += 1
-            self._released += 1
             assert entry.batch is not None
+            self._released += 1
+            self._notifications += len(entry.batch)
             outputs += self._deliver(access_point, stream, sequence, entry.batch, union(entry.partials))
         return outputs
 

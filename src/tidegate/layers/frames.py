@@ -4,6 +4,7 @@
                                     └────────────Body────────────────────────▲
     and back:   DeliverAck (Connection Point → Exit Point), Ack (→ Access Point), SubmitAck (→ Connection Point)
     Change / ChangeOk, ChangeRefused: a subscription begins or ends, and every slice that must know does.
+    Load: how much a slice has done, to the coordinator, for whoever asks it (AskLoads, Loads).
     The frames that reconfigure the layers stand in `control`.
 
 `sequence` counts the batches of one Access Point to one Exit Point in one stream, without gaps. It is not the
@@ -198,6 +199,35 @@ class SessionEnded(msgspec.Struct, gc=False):
     error: TidegateError
 
 
+class Load(msgspec.Struct, frozen=True):
+    """Counters of one slice. `delays` has how many batches took how long (`load.DELAYS_S`) from their Connection Point
+    to their subscribers' outboxes; `address` is where clients reach the broker of a Connection Point."""
+
+    handler: ClassVar[str] = "on_load"
+    at_s: float
+    cpu_s: float
+    notifications: int
+    deliveries: int = 0
+    subscriptions: int = 0
+    moved_in: int = 0
+    unacknowledged_batches: int = 0
+    incomplete_batches: int = 0
+    delays: tuple[int, ...] = ()
+    address: str = ""
+
+
+class AskLoads(msgspec.Struct, frozen=True):
+    """To the coordinator: send me the last of everybody. Who is no slice says where."""
+
+    handler: ClassVar[str] = "on_ask_loads"
+    endpoint: str = ""
+
+
+class Loads(msgspec.Struct, frozen=True):
+    handler: ClassVar[str] = "on_loads"
+    loads: dict[str, Load]
+
+
 LayerFrame: TypeAlias = (
     Submit
     | SubmitAck
@@ -227,5 +257,8 @@ LayerFrame: TypeAlias = (
     | GoOn
     | Buried
     | Suspect
+    | Load
+    | AskLoads
+    | Loads
 )
 Outputs: TypeAlias = list[tuple[Address, LayerFrame]]

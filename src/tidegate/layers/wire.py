@@ -51,6 +51,9 @@ KINDS: Final[tuple[type[Any], ...]] = (
     control.ReadShare,
     control.Buried,
     control.Suspect,
+    frames.Load,
+    frames.AskLoads,
+    frames.Loads,
 )
 
 

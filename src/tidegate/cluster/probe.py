@@ -1,0 +1,108 @@
+"""Probe: publishes a hundred notifications a second through a broker and subscribes to them many times over, so that
+its subscriptions lie with all Matchers. Whatever a change of the layers would lose, double, disorder or delay, it sees.
+
+What may go wrong here: the broker itself ends; then the probe's subscriptions begin anew elsewhere, and what was
+published meanwhile counts as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.client import Connection, Subscription
+
+SUBSCRIPTIONS: Final = 16
+PERIOD_S: Final = 0.01
+# How long what was published may take in the end before it counts as lost.
+ARRIVE_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Findings:
+    """`delays_s` has one number a notification, from the program that published to the last of its subscriptions;
+    `sent_s` says when that was. The counts are of deliveries: one a notification and subscription is right."""
+
+    sent_s: list[float]
+    delays_s: list[float]
+    lost: int
+    doubled: int
+    disordered: int
+
+
+class Probe:
+    """Use it in `async with`; the connection must be open."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._token = secrets.token_hex(8)
+        self._stack = contextlib.AsyncExitStack()
+        self._subscriptions: list[Subscription] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sent_s: list[float] = []
+        self._arrived_s: list[dict[int, float]] = []
+        self._doubled = 0
+        self._disordered = 0
+        self._stopping = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        for _ in range(SUBSCRIPTIONS):
+            subscription = self._connection.subscribe(f"tidegate_probe=={self._token}")
+            self._subscriptions.append(await self._stack.enter_async_context(subscription))
+        self._arrived_s = [{} for _ in self._subscriptions]
+        self._tasks = [
+            asyncio.create_task(self._read(subscription, arrived_s))
+            for subscription, arrived_s in zip(self._subscriptions, self._arrived_s, strict=True)
+        ]
+        self._tasks.append(asyncio.create_task(self._publish()))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def finish(self) -> Findings:
+        """Publishes no more, and waits for what is under way."""
+        self._stopping.set()
+        await self._tasks[-1]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ARRIVE_S):
+                await self._connection.flush()
+                while min(map(len, self._arrived_s)) < len(self._sent_s):
+                    await asyncio.sleep(PERIOD_S)
+        doubled = sum(subscription.statistics().doubled for subscription in self._subscriptions)
+        sent, delays_s = [], []
+        for n, sent_s in enumerate(self._sent_s):
+            if all(n in arrived_s for arrived_s in self._arrived_s):
+                sent.append(sent_s)
+                delays_s.append(max(arrived_s[n] for arrived_s in self._arrived_s) - sent_s)
+        lost = sum(len(self._sent_s) - len(arrived_s) for arrived_s in self._arrived_s)
+        return Findings(sent, delays_s, lost, self._doubled + doubled, self._disordered)
+
+    async def _publish(self) -> None:
+        next_s = time.monotonic()
+        while not self._stopping.is_set():
+            self._sent_s.append(time.monotonic())
+            await self._connection.publish_soon({"tidegate_probe": self._token, "n": len(self._sent_s) - 1})
+            next_s = max(next_s + PERIOD_S, time.monotonic() - PERIOD_S)
+            await asyncio.sleep(next_s - time.monotonic())
+
+    async def _read(self, subscription: Subscription, arrived_s: dict[int, float]) -> None:
+        highest = -1
+        async for delivery in subscription:
+            n = delivery.notification["n"]
+            if n in arrived_s:
+                self._doubled += 1
+                continue
+            self._disordered += n < highest
+            highest = max(highest, n)
+            arrived_s[n] = time.monotonic()
