@@ -339,6 +339,31 @@ def _add_evaluate(commands: Any) -> None:
     queues.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
     add_spark_options(queues, default="without Spark, one simulation after another")
 
+    elasticity = add_command(
+        experiments,
+        "elasticity",
+        _evaluate_elasticity,
+        "Scale real layers while everything flows, with both switches, and measure what more slices carry: report, "
+        "Parquet, pictures.",
+        "tidegate evaluate elasticity --short --out results    # some minutes; without --short most of an hour",
+    )
+    elasticity.add_argument("--short", action="store_true", help="fewer subscriptions, shorter runs")
+    elasticity.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
+
+
+def _evaluate_elasticity(options: argparse.Namespace) -> int:
+    try:
+        from tidegate.evaluation.elasticity import evaluate_elasticity
+    except ImportError as error:
+        raise ConfigError(
+            "C412",
+            f"the evaluation needs {error.name}, which is not installed",
+            "pip install 'tidegate[server,cluster,evaluation]'",
+        ) from error
+    command = f"tidegate evaluate elasticity{' --short' * options.short} --out {options.out}"
+    print(evaluate_elasticity(options.out, is_short=options.short, command=command))
+    return 0
+
 
 def _evaluate_queues(options: argparse.Namespace) -> int:
     try:

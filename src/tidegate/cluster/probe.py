@@ -1,5 +1,5 @@
-"""Probe: publishes a hundred notifications a second through a broker and subscribes to them many times over, so that
-its subscriptions lie with all Matchers. Whatever a change of the layers would lose, double, disorder or delay, it sees.
+"""Probe: publishes notifications through a broker and subscribes to them many times over, so that its subscriptions
+lie with all Matchers. Whatever a change of the layers would lose, double, disorder or delay, it sees.
 
 What may go wrong here: the broker itself ends; then the probe's subscriptions begin anew elsewhere, and what was
 published meanwhile counts as lost.
@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from tidegate.client import Connection, Subscription
 
@@ -36,10 +37,15 @@ class Findings:
 
 
 class Probe:
-    """Use it in `async with`; the connection must be open."""
+    """Use it in `async with`; the connection must be open. A hundred times a second it publishes `at_once`
+    notifications, which have the `attributes` of their number beside what it needs itself."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(
+        self, connection: Connection, at_once: int = 1, attributes: Callable[[int], dict[str, Any]] | None = None
+    ) -> None:
         self._connection = connection
+        self._at_once = at_once
+        self._attributes = attributes or (lambda _n: {})
         self._token = secrets.token_hex(8)
         self._stack = contextlib.AsyncExitStack()
         self._subscriptions: list[Subscription] = []
@@ -91,8 +97,10 @@ class Probe:
     async def _publish(self) -> None:
         next_s = time.monotonic()
         while not self._stopping.is_set():
-            self._sent_s.append(time.monotonic())
-            await self._connection.publish_soon({"tidegate_probe": self._token, "n": len(self._sent_s) - 1})
+            for _ in range(self._at_once):
+                n = len(self._sent_s)
+                self._sent_s.append(time.monotonic())
+                await self._connection.publish_soon(self._attributes(n) | {"tidegate_probe": self._token, "n": n})
             next_s = max(next_s + PERIOD_S, time.monotonic() - PERIOD_S)
             await asyncio.sleep(next_s - time.monotonic())
 

@@ -115,6 +115,25 @@ class Matcher(Slice):
         if is_mine and self._move is not None:
             self._tombstones[subscription] = version
 
+    def _put_many(self, entries: list[Entry]) -> None:
+        """The same for a share: what it owns goes into the index at once."""
+        versions, tombstones = self._versions, self._tombstones
+        newer = [
+            entry
+            for entry in entries
+            if entry.version > (versions.get(entry.subscription) or tombstones.get(entry.subscription, 0))
+        ]
+        ids = np.array([entry.subscription for entry in newer], np.int64)
+        is_mine = np.zeros(len(ids), bool)
+        for configuration in self._live:
+            if self.name in configuration.matchers:
+                is_mine |= owners(ids, configuration) == configuration.matchers.index(self.name)
+        mine = [entry for entry, mine in zip(newer, is_mine.tolist(), strict=True) if mine]
+        self._index.add_packed(ids[is_mine], b"".join([entry.filter for entry in mine]))
+        versions.update((entry.subscription, entry.version) for entry in mine)
+        for entry in mine:
+            tombstones.pop(entry.subscription, None)
+
     def on_buried(self, source: str, frame: Buried, now_s: float) -> Outputs:
         ids = np.fromiter(self._versions, np.int64, len(self._versions))
         gone = ids[ids >> CONNECTION_POINT_SHIFT == connection_point_number(frame.connection_point)]
@@ -140,8 +159,7 @@ class Matcher(Slice):
         self._adopt(frame.transaction)
         if self._move is None or self._move.transaction.epoch != frame.transaction.epoch:
             return []
-        for entry in frame.entries:
-            self._put(entry.subscription, entry.version, entry.filter)
+        self._put_many(frame.entries)
         self._moved_in += len(frame.entries)
         if frame.is_last:
             self._move.shares.add(source)

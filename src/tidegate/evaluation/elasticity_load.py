@@ -1,0 +1,134 @@
+"""Clients of the evaluation of elasticity, each a process: `python -m tidegate.evaluation.elasticity_load ROLE …`.
+
+| role | does |
+|---|---|
+| subscribe ADDRESS COUNT RATE | keeps COUNT subscriptions; from a line of input on, RATE more a second |
+| publish ADDRESS | publishes acknowledged lists, as fast as they are acknowledged |
+| take ADDRESS | takes every reading; blocks the publisher when it is slower |
+
+It says `ready` when it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from typing import Any, Final
+
+from tidegate.client import Connection, connect
+
+STATIONS: Final = 10_000
+LIST: Final = 256
+LISTS_UNDER_WAY: Final = 16
+SUBSCRIBING_AT_ONCE: Final = 512
+READY_S: Final = 3600.0
+END_S: Final = 20.0
+
+
+def reading(number: int) -> dict[str, Any]:
+    """Of one of many stations, in turns: no two neighbours are alike."""
+    return {"station": 28_000_000 + number * 7919 % STATIONS, "NO2": number % 180, "O3": number % 97, "n": number}
+
+
+def wanted(number: int) -> str:
+    """Of one station, above a threshold that about one reading in a hundred passes, in about ten of all stations."""
+    rng = random.Random(number)  # noqa: S311 - the same filters every time, not secrets
+    return f"station=={28_000_000 + rng.randrange(STATIONS)};NO2>{rng.randint(170, 999)};O3<{rng.randint(50, 99)}"
+
+
+@contextlib.asynccontextmanager
+async def client(role: str, address: str, *arguments: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """One of them, ready."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tidegate.evaluation.elasticity_load", role, address, *map(str, arguments),
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(READY_S):
+            line = await process.stdout.readline()
+        if line != b"ready\n":
+            raise RuntimeError(f"{role} has ended: see its message above")
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        try:
+            async with asyncio.timeout(END_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _subscribe(connection: Connection, count: str, rate: str) -> None:
+    numbers = itertools.count()
+    kept: list[Any] = []
+
+    async def subscribe(some: Iterator[int]) -> None:
+        for number in some:
+            subscription = connection.subscribe(wanted(number))
+            kept.append(subscription)
+            await subscription.__aenter__()
+
+    async with asyncio.TaskGroup() as tasks:
+        first = itertools.islice(numbers, int(count))
+        for _ in range(SUBSCRIBING_AT_ONCE):
+            tasks.create_task(subscribe(first))
+    _say_ready()
+    await asyncio.to_thread(sys.stdin.readline)
+    loop = asyncio.get_running_loop()
+    began_s, begun = loop.time(), 0
+    while int(rate):
+        due = int((loop.time() - began_s) * int(rate))
+        async with asyncio.TaskGroup() as tasks:
+            for number in itertools.islice(numbers, due - begun):
+                tasks.create_task(subscribe(iter((number,))))
+        begun = due
+        await asyncio.sleep(0.01)
+
+
+async def _publish(connection: Connection) -> None:
+    # Encoding the same lists again costs the program what new ones would.
+    lists = itertools.cycle([[reading(n + at) for at in range(LIST)] for n in range(0, 40 * LIST, LIST)])
+
+    async def publish() -> None:
+        for some in lists:
+            await connection.publish(some)
+
+    _say_ready()
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(LISTS_UNDER_WAY):
+            tasks.create_task(publish())
+
+
+async def _take(connection: Connection) -> None:
+    async with connection.subscribe("n>=0", policy="block") as subscription:
+        _say_ready()
+        while True:
+            await subscription.take()
+
+
+def _say_ready() -> None:
+    print("ready", flush=True)
+
+
+_ROLES: Final[dict[str, Callable[..., Coroutine[Any, Any, None]]]] = {
+    "subscribe": _subscribe,
+    "publish": _publish,
+    "take": _take,
+}
+
+
+async def _main(role: str, address: str, *arguments: str) -> None:
+    async with connect(address, name=f"{role}-{random.getrandbits(32):08x}") as connection:
+        await _ROLES[role](connection, *arguments)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(*sys.argv[1:]))
