@@ -85,8 +85,9 @@ class SimulatedStore:
 
 
 class ElasticWorld(World):
-    def __init__(self, seed: int, *, crashes: bool = False, buffered: bool = False) -> None:
+    def __init__(self, seed: int, *, crashes: bool = False, buffered: bool = False, rebinds: bool = True) -> None:
         super().__init__(seed)
+        self.rebinds = rebinds
         rng = self.rng
         self.crashes_left = rng.randint(1, 4) if crashes else 0
         self.laziness = rng.choice([(0.0,), (0.0, 0.0, 0.5, 0.9), (0.0, 0.0, 0.0, 0.97, 0.99)])
@@ -279,9 +280,8 @@ class ElasticWorld(World):
         rng = self.rng
         for number in range(rng.randint(1, 4)):
             self.add_publisher(f"publisher-{number}")
-        clients = (
-            [self.publish] * 4 + [self.subscribe] * 2 + [self.unsubscribe, self.rebind, self.send_again, self.read]
-        )
+        clients = [self.publish] * 4 + [self.subscribe] * 2 + [self.unsubscribe, self.send_again, self.read]
+        clients += [self.rebind] * self.rebinds
         client_share = rng.choice([0.05, 0.15, 0.3])
         change_share = rng.choice([0.003, 0.01, 0.03])
         crash_share = rng.choice([0.003, 0.01, 0.02])

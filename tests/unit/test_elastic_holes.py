@@ -280,7 +280,7 @@ def test_a_hole_is_found(hole: Callable[[Patch], None], monkeypatch: Patch) -> N
     possible, first = HOLES[hole]
     for seed in range(first, first + SEEDS_MAX):
         try:
-            ElasticWorld(seed, **possible).run()
-        except (AssertionError, KeyError):  # a law is broken, or a slice is told of what it cannot know
+            ElasticWorld(seed, **possible, rebinds=False).run()
+        except (AssertionError, KeyError, ValueError):  # a law is broken, or a slice is told of what it cannot know
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not need this rule")

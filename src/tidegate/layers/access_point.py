@@ -83,6 +83,8 @@ class AccessPoint(Slice):
         self._held = _Held()
         self._last: tuple[int, dict[str, int]] = (0, {})
         self._ending: End | None = None
+        # Of the pending changes, the subscriptions that somebody who owns them no more has not taken yet.
+        self._strays: set[int] = set()
         self._ended = 0
         self._batches = 0
         self._notifications = 0
@@ -154,7 +156,10 @@ class AccessPoint(Slice):
                 outputs.append((done.source, ChangeOk(subscription, version)))
         if not waiting:
             self._pending.pop(subscription, None)
-        return outputs + self._tell_ended()
+        if subscription in self._strays and not self._is_stray(subscription):
+            self._strays.discard(subscription)
+            outputs += self._tell_ended()
+        return outputs
 
     # Reconfiguration.
 
@@ -174,6 +179,7 @@ class AccessPoint(Slice):
         if self._transaction is None or transaction.epoch > self._transaction.epoch:
             self._transaction = transaction
             self._ending = None
+            self._strays.clear()
             self._fenced |= transaction.dead
             before, self._live = self._live, transaction.live
             matchers = {name for configuration in transaction.live for name in configuration.matchers}
@@ -215,6 +221,7 @@ class AccessPoint(Slice):
             self._held.submits = self._held.changes = False
             outputs += self._let_in(now_s)
         self._ending = frame
+        self._strays = {subscription for subscription in self._pending if self._is_stray(subscription)}
         return outputs + self._tell_ended()
 
     def statistics(self) -> AccessPointStatistics:
@@ -259,14 +266,14 @@ class AccessPoint(Slice):
             outputs += self._settle(subscription)
         return outputs
 
+    def _is_stray(self, subscription: int) -> bool:
+        assert self._ending is not None
+        expected = {self._ending.keep.owner(subscription), self._registry}
+        return any(pending.needs - expected for pending in self._pending.get(subscription, ()))
+
     def _tell_ended(self) -> Outputs:
         """Ended is who has no write under way to a Matcher that does not own the subscription any more."""
-        if self._ending is None:
+        if self._ending is None or self._strays:
             return []
-        keep, epoch = self._ending.keep, self._ending.epoch
-        for subscription, waiting in self._pending.items():
-            expected = {keep.owner(subscription), self._registry}
-            if any(pending.needs - expected for pending in waiting):
-                return []
-        self._ending = None
+        epoch, self._ending = self._ending.epoch, None
         return self._reply(Step.ENDED, epoch)

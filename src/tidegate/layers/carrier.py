@@ -6,10 +6,12 @@ ours: what it promises no longer holds, so `on_failure` is told, which must end 
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 
+from tidegate.layers.control import GoOn
 from tidegate.layers.frames import LayerFrame, Outputs
 from tidegate.layers.slice import Slice
 
@@ -45,12 +47,20 @@ class Carrier(ABC):
                     self._hand_over(source, address, frame)
                     continue
                 for following in part.handle(source, frame, now_s):
-                    queue.append((part.name, *following))
+                    if type(following[1]) is GoOn:
+                        self._put_off(part.name, following[1])
+                    else:
+                        queue.append((part.name, *following))
         except Exception as error:
             self._on_failure(error)
             raise
         finally:
             self._is_carrying = False
+
+    def _put_off(self, name: str, frame: GoOn) -> None:
+        """The next part of a long work: after what has come meanwhile."""
+        outputs: Outputs = [(name, frame)]
+        asyncio.get_running_loop().call_soon(self.carry, outputs, name)
 
     @abstractmethod
     def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:

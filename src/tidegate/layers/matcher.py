@@ -22,7 +22,6 @@ from tidegate.errors import Overloaded
 from tidegate.layers.control import Buried, Entry, GoOn, Marker, Prepare, ReadShare, Share, Step, Strict, Transaction
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
 from tidegate.layers.index import SubscriptionIndex
-from tidegate.layers.index.packing import pack
 from tidegate.layers.selector import Configuration, owners
 from tidegate.layers.slice import Slice
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number
@@ -66,6 +65,8 @@ class Matcher(Slice):
         self._registry = registry
         self._index = SubscriptionIndex()
         self._versions: dict[int, int] = {}
+        # As they came, for other Matchers; kept where subscriptions can move.
+        self._filters: dict[int, bytes] = {}
         # The versions of what was removed during a transaction: a share may bring it again, and must not.
         self._tombstones: dict[int, int] = {}
         self._move: _Move | None = None
@@ -108,9 +109,12 @@ class Matcher(Slice):
         if packed is not None and is_mine:
             self._index.add_packed(np.array([subscription], np.int64), packed)
             self._versions[subscription] = version
+            if self._registry:
+                self._filters[subscription] = packed
             self._tombstones.pop(subscription, None)
             return
         if self._versions.pop(subscription, 0):
+            self._filters.pop(subscription, None)
             self._index.remove(subscription)
         if is_mine and self._move is not None:
             self._tombstones[subscription] = version
@@ -131,6 +135,7 @@ class Matcher(Slice):
         mine = [entry for entry, mine in zip(newer, is_mine.tolist(), strict=True) if mine]
         self._index.add_packed(ids[is_mine], b"".join([entry.filter for entry in mine]))
         versions.update((entry.subscription, entry.version) for entry in mine)
+        self._filters.update((entry.subscription, entry.filter) for entry in mine)
         for entry in mine:
             tombstones.pop(entry.subscription, None)
 
@@ -140,6 +145,7 @@ class Matcher(Slice):
         self._index.remove_many(gone)
         for subscription in gone.tolist():
             del self._versions[subscription]
+            self._filters.pop(subscription, None)
         return []
 
     # Reconfiguration.
@@ -256,7 +262,7 @@ class Matcher(Slice):
         name, ids = move.to_send.popleft()
         some, rest = ids[:MOVED_AT_ONCE].tolist(), ids[MOVED_AT_ONCE:]
         entries = [
-            Entry(subscription, version, pack(self._index.filter_of(subscription)))
+            Entry(subscription, version, self._filters[subscription])
             for subscription in some
             if (version := self._versions.get(subscription))
         ]
@@ -270,6 +276,8 @@ class Matcher(Slice):
     def _drop_some(self, strict: Strict) -> Outputs:
         some, self._to_drop = self._to_drop[:MOVED_AT_ONCE], self._to_drop[MOVED_AT_ONCE:]
         gone = [subscription for subscription in some.tolist() if self._versions.pop(subscription, 0)]
+        for subscription in gone:
+            del self._filters[subscription]
         self._index.remove_many(np.array(gone, np.int64))
         if len(self._to_drop):
             return [(self.name, GoOn(strict.epoch))]
