@@ -2,11 +2,11 @@
 
 | role | does |
 |---|---|
-| subscribe ADDRESS COUNT RATE | keeps COUNT subscriptions; from a line of input on, RATE more a second |
+| subscribe ADDRESS COUNT RATE | keeps COUNT subscriptions; from a line of input to the next, RATE more a second |
 | publish ADDRESS | publishes acknowledged lists, as fast as they are acknowledged |
 | take ADDRESS | takes every reading; blocks the publisher when it is slower |
 
-It says `ready` when it is.
+It says `ready` when it is, also after the second line, when what was more has ended.
 """
 
 from __future__ import annotations
@@ -40,20 +40,38 @@ def wanted(number: int) -> str:
     return f"station=={28_000_000 + rng.randrange(STATIONS)};NO2>{rng.randint(170, 999)};O3<{rng.randint(50, 99)}"
 
 
-@contextlib.asynccontextmanager
-async def client(role: str, address: str, *arguments: int) -> AsyncIterator[asyncio.subprocess.Process]:
+class Client:
     """One of them, ready."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    async def wait_ready(self) -> None:
+        assert self._process.stdout is not None
+        async with asyncio.timeout(READY_S):
+            line = await self._process.stdout.readline()
+        if line != b"ready\n":
+            raise RuntimeError("a client of the evaluation has ended: see its message above")
+
+    @contextlib.asynccontextmanager
+    async def subscribing_more(self) -> AsyncIterator[None]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"more\n")
+        yield
+        self._process.stdin.write(b"enough\n")
+        await self.wait_ready()
+
+
+@contextlib.asynccontextmanager
+async def client(role: str, address: str, *arguments: int) -> AsyncIterator[Client]:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tidegate.evaluation.elasticity_load", role, address, *map(str, arguments),
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:
-        assert process.stdout is not None
-        async with asyncio.timeout(READY_S):
-            line = await process.stdout.readline()
-        if line != b"ready\n":
-            raise RuntimeError(f"{role} has ended: see its message above")
-        yield process
+        one = Client(process)
+        await one.wait_ready()
+        yield one
     finally:
         if process.returncode is None:
             process.terminate()
@@ -67,29 +85,35 @@ async def client(role: str, address: str, *arguments: int) -> AsyncIterator[asyn
 
 async def _subscribe(connection: Connection, count: str, rate: str) -> None:
     numbers = itertools.count()
-    kept: list[Any] = []
 
-    async def subscribe(some: Iterator[int]) -> None:
+    async def subscribe(some: Iterator[int], stack: contextlib.AsyncExitStack) -> None:
         for number in some:
-            subscription = connection.subscribe(wanted(number))
-            kept.append(subscription)
-            await subscription.__aenter__()
+            await stack.enter_async_context(connection.subscribe(wanted(number)))
 
-    async with asyncio.TaskGroup() as tasks:
-        first = itertools.islice(numbers, int(count))
-        for _ in range(SUBSCRIBING_AT_ONCE):
-            tasks.create_task(subscribe(first))
-    _say_ready()
-    await asyncio.to_thread(sys.stdin.readline)
-    loop = asyncio.get_running_loop()
-    began_s, begun = loop.time(), 0
-    while int(rate):
-        due = int((loop.time() - began_s) * int(rate))
+    async def subscribe_more(stack: contextlib.AsyncExitStack) -> None:
+        loop = asyncio.get_running_loop()
+        began_s, begun = loop.time(), 0
+        while True:
+            due = int((loop.time() - began_s) * int(rate))
+            async with asyncio.TaskGroup() as tasks:
+                for number in itertools.islice(numbers, due - begun):
+                    tasks.create_task(subscribe(iter((number,)), stack))
+            begun = due
+            await asyncio.sleep(0.01)
+
+    async with contextlib.AsyncExitStack() as kept:
         async with asyncio.TaskGroup() as tasks:
-            for number in itertools.islice(numbers, due - begun):
-                tasks.create_task(subscribe(iter((number,))))
-        begun = due
-        await asyncio.sleep(0.01)
+            first = itertools.islice(numbers, int(count))
+            for _ in range(SUBSCRIBING_AT_ONCE):
+                tasks.create_task(subscribe(first, kept))
+        while True:
+            _say_ready()
+            await asyncio.to_thread(sys.stdin.readline)
+            async with contextlib.AsyncExitStack() as more:
+                adding = asyncio.create_task(subscribe_more(more))
+                await asyncio.to_thread(sys.stdin.readline)
+                adding.cancel()
+                await asyncio.wait([adding])
 
 
 async def _publish(connection: Connection) -> None:

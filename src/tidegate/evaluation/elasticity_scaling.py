@@ -22,7 +22,7 @@ from tidegate.cluster.directory import Wanted
 from tidegate.cluster.probe import Probe
 from tidegate.evaluation import pictures
 from tidegate.evaluation.cluster_processes import ClusterProcesses, cluster_processes
-from tidegate.evaluation.elasticity_load import client, reading
+from tidegate.evaluation.elasticity_load import Client, client, reading
 from tidegate.evaluation.report import Chapter, Progress
 
 CHANGE_S: Final = 300.0
@@ -159,27 +159,29 @@ def _as_table(changes: Sequence[Change]) -> pa.Table:
 async def _measure_all(extent: Extent) -> list[Change]:
     changes = []
     progress = Progress("scaling", len(SWITCHES) * extent.repetitions)
-    async with cluster_processes() as cluster:
+    async with (
+        cluster_processes() as cluster,
+        client("subscribe", cluster.address, extent.subscriptions, extent.subscriptions_s) as subscriber,
+    ):
         for repetition in range(extent.repetitions):
             # In turns, forwards and backwards, against whatever drifts.
             for switch in SWITCHES if repetition % 2 == 0 else SWITCHES[::-1]:
-                changes.append(await _measure(cluster, switch, extent))
+                changes.append(await _measure(cluster, subscriber, switch, extent))
                 await change_layers(cluster.directory, _to(1, "epoch"), None, CHANGE_S, lambda _phase: None)
                 progress.advance(1)
     return changes
 
 
-async def _measure(cluster: ClusterProcesses, switch: str, extent: Extent) -> Change:
-    """The subscriptions begin anew each time, since the run before has added some."""
+async def _measure(cluster: ClusterProcesses, subscriber: Client, switch: str, extent: Extent) -> Change:
     for _ in range(2):
         await cluster.start("matcher")
-    subscriptions = client("subscribe", cluster.address, extent.subscriptions, extent.subscriptions_s)
-    async with subscriptions as subscriber, connect(cluster.address, name="probe") as connection:
-        assert subscriber.stdin is not None
-        subscriber.stdin.write(b"more\n")
-        async with Probe(connection, extent.notifications_s // BATCHES_S, reading) as probe:
-            await asyncio.sleep(extent.calm_s - CALM_S)
-            outcome = await change_layers(cluster.directory, _to(3, switch), probe, CHANGE_S, lambda _phase: None)
+    async with (
+        connect(cluster.address, name="probe") as connection,
+        subscriber.subscribing_more(),
+        Probe(connection, extent.notifications_s // BATCHES_S, reading) as probe,
+    ):
+        await asyncio.sleep(extent.calm_s - CALM_S)
+        outcome = await change_layers(cluster.directory, _to(3, switch), probe, CHANGE_S, lambda _phase: None)
     findings = outcome.findings
     assert findings is not None
     return Change(switch, outcome, np.array(findings.sent_s) - outcome.began_s, np.array(findings.delays_s) * 1000)
