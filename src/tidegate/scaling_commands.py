@@ -81,6 +81,13 @@ def add_autoscale(commands: Any) -> None:
         metavar="SHARE",
         help="what a slice costs, as a share of what keeping the service level is worth (default: 0.02)",
     )
+    parser.add_argument(
+        "--busy",
+        type=float,
+        default=None,
+        metavar="SHARE",
+        help="of a core, that slices may be busy on average (default: 0.7)",
+    )
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="measure so often (default: 2)")
     parser.add_argument(
         "--grow-after", type=float, default=None, metavar="SECONDS", help="of too much load (default: 10)"
@@ -258,11 +265,18 @@ def _layers(options: argparse.Namespace) -> int:
 def _autoscale(options: argparse.Namespace) -> int:
     from tidegate.layers.autoscaler import Hold, Layer, ServiceLevel
 
+    if not options.every > 0:
+        raise BadInput("P343", f"--every {options.every:g} is no time between measurements", "use more than 0 seconds")
     layers = dict(zip(LAYERS.values(), (Layer.ACCESS_POINT, Layer.MATCHER, Layer.EXIT_POINT), strict=True))
     default = ServiceLevel(options.p99_ms)
 
     def or_default(value: float | None, otherwise: float) -> float:
         return otherwise if value is None else value
+
+    def hold(seconds: float | None, otherwise: Hold) -> Hold:
+        """No more measurements than fit into the time."""
+        held_s = or_default(seconds, otherwise.seconds)
+        return Hold(held_s, max(1, min(otherwise.measurements, int(held_s / options.every))))
 
     level = ServiceLevel(
         options.p99_ms,
@@ -271,12 +285,11 @@ def _autoscale(options: argparse.Namespace) -> int:
             layer: most for field, layer in layers.items() if (most := getattr(options, f"max_{field}")) is not None
         },
         slice_cost=or_default(options.slice_cost, default.slice_cost),
-        grow=Hold(or_default(options.grow_after, default.grow.seconds), default.grow.measurements),
-        shrink=Hold(or_default(options.shrink_after, default.shrink.seconds), default.shrink.measurements),
+        busy_share_max=or_default(options.busy, default.busy_share_max),
+        grow=hold(options.grow_after, default.grow),
+        shrink=hold(options.shrink_after, default.shrink),
         rest_s=or_default(options.rest, default.rest_s),
     )
-    if not options.every > 0:
-        raise BadInput("P343", f"--every {options.every:g} is no time between measurements", "use more than 0 seconds")
 
     async def work(directory: Directory) -> int:
         from tidegate.cluster.autoscaling import autoscale

@@ -4,13 +4,18 @@ every notification that was acknowledged arrives once and in order."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from http_client import open_client
 from layer_processes import Cluster
 
 from tidegate import connect, connect_sync
@@ -129,7 +134,76 @@ def test_layers_shows_who_serves_and_who_waits(cluster: Cluster) -> None:
     spare = cluster.add("matcher")
     shown = cluster.command("layers")
     assert sorted(shown["slices"]) == ["access-point-1", "exit-point-1", "matcher-1"]
-    assert (shown["spares"], shown["phase"], shown["connection_points"]) == ([spare], None, [])
+    assert (shown["spares"], shown["phase"], shown["connection_points"]) == ([spare], None, {})
+
+
+def test_layers_and_brokers_show_what_the_slices_do(cluster: Cluster) -> None:
+    broker = cluster.add_broker()
+    with connect_sync(broker.native) as client, flowing(broker.native):
+        client.subscribe("other")
+        shown = cluster.command("layers")
+        with open_client(broker) as http:
+            told = http.get("/v1/layers").json()["slices"]
+    load = {name: each["load"] for name, each in (shown["slices"] | shown["connection_points"]).items()}
+    for name in ("access-point-1", "matcher-1", "exit-point-1", "connection-point-1"):
+        assert load[name]["notifications_per_s"] > 0
+        assert told[name]["notifications_per_s"] > 0
+        assert load[name]["busy_share"] > 0
+    assert load["matcher-1"]["subscriptions"] == 2
+
+
+def test_scaling_tells_what_moved_and_what_its_probe_saw(cluster: Cluster) -> None:
+    broker = cluster.add_broker()
+    cluster.add("matcher")
+    with connect_sync(broker.native) as client:
+        for number in range(40):
+            client.subscribe(f"number=={number}")
+        told = cluster.command("scale", "matchers=2")
+        assert 0 < told["moved"] < 56  # sixteen are the probe's
+        assert told["moved_share"] == round(told["moved"] / 56, 3)
+        assert told["probes"] > 50
+        assert told["longest_delay_ms"] > 0
+        assert (told["lost"], told["doubled"], told["disordered"]) == (0, 0, 0)
+        cluster.add("matcher")
+        quiet = cluster.command("replace", "matcher-1", "--no-probe")
+    assert "probes" not in quiet
+    assert "matcher-1" not in quiet["slices"]
+
+
+def test_layers_go_on_while_zookeeper_is_away(cluster: Cluster) -> None:
+    broker = cluster.add_broker()
+    cluster.add("matcher")
+    with flowing(broker.native):
+        cluster.zookeeper.kill()
+        with connect_sync(broker.native) as client:
+            for number in range(5):
+                client.publish({"other": number})
+                time.sleep(0.3)
+        cluster.zookeeper.start()
+        cluster.command("scale", "matchers=2", "--no-probe")
+
+
+def test_autoscaling_adds_matchers_under_load(cluster: Cluster) -> None:
+    broker = cluster.add_broker()
+    cluster.add("matcher")
+    flags = ["--p99-ms", "1000", "--busy", "0.01", "--grow-after", "1", "--every", "0.5"]
+    flags += ["--max-matchers", "2", "--max-access-points", "1", "--max-exit-points", "1"]
+    autoscaling = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "autoscale", *flags, "--coordinator", cluster.zookeeper.address],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        with flowing(broker.native):
+            assert autoscaling.stdout is not None
+            decided = json.loads(autoscaling.stdout.readline())
+            assert decided["wanted"]["matchers"] == 2
+            assert "Matchers 1 → 2" in decided["why"]
+            cluster.settle(1, 2, 1)
+    finally:
+        autoscaling.send_signal(signal.SIGINT)
+        autoscaling.communicate(timeout=30)
+    assert autoscaling.returncode == 130
 
 
 def test_wrong_wishes_are_refused_with_the_cure(cluster: Cluster) -> None:
@@ -137,7 +211,9 @@ def test_wrong_wishes_are_refused_with_the_cure(cluster: Cluster) -> None:
         (("scale", "matcher=2"), "P342"),
         (("scale", "matchers=0"), "P342"),
         (("replace", "matcher-9"), "P341"),
-        (("scale", "matchers=3", "--timeout", "1"), "U732"),
+        (("scale", "matchers=3", "--timeout", "1", "--no-probe"), "U732"),
+        (("autoscale", "--p99-ms", "0"), "C413"),
+        (("autoscale", "--p99-ms", "5", "--every", "0"), "P343"),
     ):
         with pytest.raises(AssertionError, match=message):
             cluster.command(*arguments)

@@ -1,0 +1,34 @@
+"""The evaluation of elasticity on small extents: real slices, real clients, a report that says what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tidegate.evaluation import elasticity_scaling, elasticity_throughput
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def test_scaling_is_measured_with_both_switches(tmp_path: Path) -> None:
+    chapter = elasticity_scaling.write_chapter(tmp_path, elasticity_scaling.Extent(300, 500, 50, 2.0, 1))
+    delays = pq.read_table(tmp_path / "scaling.parquet").to_pandas()
+    assert set(delays.switch) == {"epoch", "buffered"}
+    assert (delays.delay_ms > 0).all()
+    assert delays.sent_s.min() < -1 < 0 < delays.sent_s.max()
+    nothing_lost = chapter.claims[-1]
+    assert (nothing_lost.is_held, nothing_lost.measured) == (True, "0, 0, 0")
+    assert (tmp_path / "scaling.png").stat().st_size > 10_000
+
+
+def test_throughput_is_measured_by_configuration(tmp_path: Path) -> None:
+    extent = elasticity_throughput.Extent((200,), ((1, 1, 1), (1, 2, 1)), 1.0, 1.5)
+    text = elasticity_throughput.write_chapter(tmp_path, extent).write()
+    rows = pq.read_table(tmp_path / "throughput.parquet").to_pylist()
+    assert [(row["subscriptions"], row["matchers"]) for row in rows] == [(200, 1), (200, 2)]
+    for row in rows:
+        assert row["notifications_s"] > 1000
+        assert min(row[f"{layer}_us"] for layer in ("access_point", "matcher", "exit_point", "broker")) > 0
+    assert "| 200 | 1-2-1 |" in text
