@@ -10,8 +10,9 @@
 No notification and no subscription passes here. ZooKeeper's threads tell the event loop what has changed; every call
 here is short and blocks only a thread.
 
-What may go wrong here: the connection is lost for longer than the session lasts. Then others take this process for
-dead, and it must not go on: `on_expired` is told, and ends it.
+What may go wrong here: the connection is lost. While ZooKeeper is away everything flows, and nothing is changed; calls
+wait for it. If it is back and the session has not lasted, others take this process for dead, and it must not go on:
+`on_expired` is told, and ends it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 LAYERS: Final = ("access-point", "matcher", "exit-point", "connection-point")
 SESSION_S: Final = 4.0
 CONNECT_S: Final = 10.0
+RETRY_S: Final = 0.2
 DEFAULT_ROOT: Final = "/tidegate"
 
 T = TypeVar("T")
@@ -60,12 +62,19 @@ class Directory:
 
     def __init__(self, address: str, on_change: Callable[[], None], on_expired: Callable[[], None]) -> None:
         hosts, self._root = parse_address(address)
-        self._client = KazooClient(hosts=hosts, timeout=SESSION_S)
+        self._is_closing = False
+        # Often enough that a session outlives a ZooKeeper that starts anew.
+        again = {"max_tries": -1, "delay": RETRY_S, "backoff": 1, "max_jitter": 0.2, "max_delay": 2 * RETRY_S}
+        self._client = KazooClient(
+            hosts=hosts,
+            timeout=SESSION_S,
+            connection_retry=again,
+            command_retry=again | {"ignore_expire": False, "interrupt": lambda: self._is_closing},
+        )
         self._address = address
         self._on_change = on_change
         self._on_expired = on_expired
         self._loop = asyncio.get_running_loop()
-        self._is_closing = False
         self._version = -1
 
     async def open(self) -> None:
@@ -89,7 +98,8 @@ class Directory:
 
     async def register(self, layer: str, endpoint: str) -> str:
         """A name of one's own, as long as this process lives."""
-        path = await self._call(
+        # Not tried again: whether the first try has made a name would not be known.
+        path = await asyncio.to_thread(
             self._client.create, f"{self._root}/slices/{layer}/n-", endpoint.encode(), ephemeral=True, sequence=True
         )
         return _name(layer, path.rpartition("/")[2])
@@ -105,7 +115,7 @@ class Directory:
                 self._client.create, f"{self._root}/leader", msgspec.msgpack.encode(leader), ephemeral=True
             )
         except NodeExistsError:
-            return False
+            return await self.leader() == leader  # a try whose answer was lost
         return True
 
     async def leader(self) -> Leader | None:
@@ -125,7 +135,7 @@ class Directory:
     def load(self) -> State:
         """Remembers the version that `replace` compares with."""
         try:
-            data, stat = self._client.get(f"{self._root}/state")
+            data, stat = self._client.retry(self._client.get, f"{self._root}/state")
         except NoNodeError:
             self._client.create(f"{self._root}/state", msgspec.msgpack.encode(State.first()))
             return self.load()
@@ -134,17 +144,23 @@ class Directory:
         return state
 
     def replace(self, state: State) -> bool:
+        encoded = msgspec.msgpack.encode(state)
         try:
-            stat = self._client.set(f"{self._root}/state", msgspec.msgpack.encode(state), self._version)
+            stat = self._client.retry(self._client.set, f"{self._root}/state", encoded, self._version)
         except BadVersionError:
-            return False
+            data, stat = self._client.retry(self._client.get, f"{self._root}/state")
+            if data != encoded:
+                return False
+            # A try whose answer was lost has stored it.
         self._version = stat.version
         return True
 
     # Inside.
 
     async def _call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        return await asyncio.to_thread(function, *arguments, **options)
+        """Again when the connection is lost meanwhile."""
+        found: T = await asyncio.to_thread(self._client.retry, function, *arguments, **options)
+        return found
 
     async def _get(self, name: str, shape: type[T]) -> T | None:
         try:
