@@ -136,7 +136,7 @@ def _replace(options: argparse.Namespace) -> int:
         return msgspec.structs.replace(wanted, replaced=wanted.replaced | {options.name})
 
     async def work(directory: Directory) -> int:
-        state = await directory.state()
+        state = directory.state()
         if state is None or options.name not in state.current.slices:
             known = ", ".join(sorted(state.current.slices)) if state is not None else ""
             raise BadInput("P341", f"there is no slice {options.name} at work", f"name one of: {known or 'none yet'}")
@@ -237,8 +237,8 @@ def _layers(options: argparse.Namespace) -> int:
             before = await observer.loads()
             await asyncio.sleep(2 * LOAD_S)
             after = await observer.loads()
-        state, members = await directory.state(), await directory.members()
-        leader = await directory.leader()
+        state, members = directory.state(), await directory.members()
+        leader = directory.leader()
         serving = state.current.slices if state is not None else frozenset()
 
         def described(name: str) -> dict[str, Any]:

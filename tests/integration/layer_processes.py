@@ -128,7 +128,7 @@ class Cluster:
 
     def state(self) -> State:
         async def look(directory: Directory) -> State | None:
-            return await directory.state()
+            return directory.state()
 
         return asyncio.run(self._ask(look)) or State.first()
 

@@ -35,7 +35,7 @@ async def autoscale(directory: Directory, level: ServiceLevel, every_s: float, *
             except Unavailable as error:
                 show(str(error), None)
                 continue
-            state = await directory.state()
+            state = directory.state()
             if state is None or state.transaction is not None or not before:
                 before = loads
                 continue  # half of a change says nothing
@@ -50,7 +50,7 @@ async def autoscale(directory: Directory, level: ServiceLevel, every_s: float, *
                 counts = {f"{layer.replace('-', '_')}s": count for layer, count in decision.wanted.items()}
                 show(decision.why, counts)
                 if not is_dry:
-                    await directory.want(msgspec.structs.replace(await directory.wanted() or Wanted(), **counts))
+                    await directory.want(msgspec.structs.replace(directory.wanted() or Wanted(), **counts))
             elif decision.why.split(";")[0] != shown:
                 shown = decision.why.split(";")[0]
                 show(decision.why, None)

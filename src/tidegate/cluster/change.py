@@ -65,12 +65,12 @@ async def change_layers(
 async def _bring_about(
     directory: Directory, change: Callable[[Wanted], Wanted], timeout_s: float, show: Callable[[str], None]
 ) -> State:
-    wanted = change(await directory.wanted() or Wanted())
+    wanted = change(directory.wanted() or Wanted())
     await directory.want(wanted)
     deadline_s = time.monotonic() + timeout_s
     shown = ""
     while True:
-        state = await directory.state()
+        state = directory.state()
         missing = _missing(state, wanted)
         if state is not None and state.transaction is None and not missing:
             return state

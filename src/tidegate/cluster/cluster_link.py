@@ -88,8 +88,8 @@ class ClusterLink:
             self._on_end(error)
 
     async def _look(self) -> None:
-        members, leader = await self._directory.members(), await self._directory.leader()
-        state = await self._directory.state()
+        members, leader = await self._directory.members(), self._directory.leader()
+        state = self._directory.state()
         if state is not None and not state.dead.isdisjoint(self._names):
             self._on_end(_declared_dead(self._names))
             return

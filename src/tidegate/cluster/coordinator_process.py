@@ -87,15 +87,19 @@ class CoordinatorProcess:
             pass
 
     async def _look(self, leader: Leader) -> None:
+        if self._coordinator is None:
+            coordinator = await asyncio.to_thread(Coordinator, leader.name, self._directory, REGISTRY)
+            await self._directory.look_again()  # whoever the state names has been there before
+        else:
+            coordinator = self._coordinator
         members = await self._directory.members()
-        wanted = await self._directory.wanted() or Wanted()
         self._channels.place(members | self._observers)
         self._loads = {name: load for name, load in self._loads.items() if name in members}
         if self._coordinator is None:
-            self._coordinator = await asyncio.to_thread(Coordinator, leader.name, self._directory, REGISTRY)
-            self._coordinator.connection_points = {name for name in members if is_connection_point(name)}
-            self._send(self._coordinator.take_over())
-        self._see_to(self._coordinator, members, wanted)
+            self._coordinator = coordinator
+            coordinator.connection_points = {name for name in members if is_connection_point(name)}
+            self._send(coordinator.take_over())
+        self._see_to(coordinator, members, self._directory.wanted() or Wanted())
 
     def _see_to(self, coordinator: Coordinator, members: dict[str, str], wanted: Wanted) -> None:
         if coordinator.is_deposed:

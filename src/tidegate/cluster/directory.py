@@ -7,8 +7,8 @@
 | state | the coordinators' state (`reconfiguration.State`) | for good |
 | wanted | how many slices of each layer there should be, and which are to be replaced | for good |
 
-No notification and no subscription passes here. ZooKeeper's threads tell the event loop what has changed; every call
-here is short and blocks only a thread.
+No notification and no subscription passes here. ZooKeeper's threads keep what they are told of every change, and tell
+the event loop that there was one: so a step of the coordinator, which everybody looks at, costs each of them one read.
 
 What may go wrong here: the connection is lost. While ZooKeeper is away everything flows, and nothing is changed; calls
 wait for it. If it is back and the session has not lasted, others take this process for dead, and it must not go on:
@@ -76,6 +76,10 @@ class Directory:
         self._on_expired = on_expired
         self._loop = asyncio.get_running_loop()
         self._version = -1
+        # As last told by ZooKeeper: what the nodes hold, which slices there are, and where.
+        self._data: dict[str, bytes | None] = {}
+        self._nodes: dict[str, list[str]] = {}
+        self._endpoints: dict[tuple[str, str], str] = {}
 
     async def open(self) -> None:
         try:
@@ -87,9 +91,9 @@ class Directory:
         self._client.add_listener(self._on_state)
         for layer in LAYERS:
             await self._call(self._client.ensure_path, f"{self._root}/slices/{layer}")
-            self._watch_children(f"{self._root}/slices/{layer}")
+            await asyncio.to_thread(self._watch_children, layer)
         for name in ("leader", "state", "wanted"):
-            self._watch_data(f"{self._root}/{name}")
+            await asyncio.to_thread(self._watch_data, name)
 
     async def close(self) -> None:
         self._is_closing = True
@@ -106,7 +110,16 @@ class Directory:
 
     async def members(self) -> dict[str, str]:
         """The endpoints of all slices that live."""
-        return await self._call(self._members)
+        nodes = [(layer, node) for layer, nodes in self._nodes.items() for node in nodes]
+        if any(node not in self._endpoints for node in nodes):
+            await self._call(self._find_endpoints, nodes)
+        self._endpoints = {node: self._endpoints[node] for node in nodes if node in self._endpoints}
+        return {_name(*node): endpoint for node, endpoint in self._endpoints.items()}
+
+    async def look_again(self) -> None:
+        """At who lives, without waiting to be told."""
+        for layer in LAYERS:
+            self._nodes[layer] = await self._call(self._client.get_children, f"{self._root}/slices/{layer}")
 
     async def lead(self, leader: Leader) -> bool:
         """Whether this one is the coordinator from now on, as long as its process lives."""
@@ -115,17 +128,18 @@ class Directory:
                 self._client.create, f"{self._root}/leader", msgspec.msgpack.encode(leader), ephemeral=True
             )
         except NodeExistsError:
-            return await self.leader() == leader  # a try whose answer was lost
+            data, _stat = await self._call(self._client.get, f"{self._root}/leader")
+            return bool(data == msgspec.msgpack.encode(leader))  # a try whose answer was lost
         return True
 
-    async def leader(self) -> Leader | None:
-        return await self._get("leader", Leader)
+    def leader(self) -> Leader | None:
+        return self._known("leader", Leader)
 
-    async def state(self) -> State | None:
-        return await self._get("state", State)
+    def state(self) -> State | None:
+        return self._known("state", State)
 
-    async def wanted(self) -> Wanted | None:
-        return await self._get("wanted", Wanted)
+    def wanted(self) -> Wanted | None:
+        return self._known("wanted", Wanted)
 
     async def want(self, wanted: Wanted) -> None:
         await self._call(self._put, f"{self._root}/wanted", msgspec.msgpack.encode(wanted))
@@ -162,12 +176,9 @@ class Directory:
         found: T = await asyncio.to_thread(self._client.retry, function, *arguments, **options)
         return found
 
-    async def _get(self, name: str, shape: type[T]) -> T | None:
-        try:
-            data, _stat = await self._call(self._client.get, f"{self._root}/{name}")
-        except NoNodeError:
-            return None
-        return msgspec.msgpack.decode(data, type=shape)
+    def _known(self, name: str, shape: type[T]) -> T | None:
+        data = self._data.get(name)
+        return msgspec.msgpack.decode(data, type=shape) if data is not None else None
 
     def _put(self, path: str, data: bytes) -> None:
         try:
@@ -175,22 +186,28 @@ class Directory:
         except NoNodeError:
             self._client.create(path, data)
 
-    def _members(self) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for layer in LAYERS:
-            for node in self._client.get_children(f"{self._root}/slices/{layer}"):
+    def _find_endpoints(self, nodes: list[tuple[str, str]]) -> None:
+        for layer, node in nodes:
+            if (layer, node) not in self._endpoints:
                 try:
                     data, _stat = self._client.get(f"{self._root}/slices/{layer}/{node}")
                 except NoNodeError:
                     continue  # gone since
-                found[_name(layer, node)] = data.decode()
-        return found
+                self._endpoints[layer, node] = data.decode()
 
-    def _watch_children(self, path: str) -> None:
-        self._client.ChildrenWatch(path)(lambda _children: self._tell())
+    def _watch_children(self, layer: str) -> None:
+        def on_change(nodes: list[str]) -> None:
+            self._nodes[layer] = nodes
+            self._tell()
 
-    def _watch_data(self, path: str) -> None:
-        self._client.DataWatch(path)(lambda _data, _stat: self._tell())
+        self._client.ChildrenWatch(f"{self._root}/slices/{layer}")(on_change)
+
+    def _watch_data(self, name: str) -> None:
+        def on_change(data: bytes | None, _stat: Any) -> None:
+            self._data[name] = data
+            self._tell()
+
+        self._client.DataWatch(f"{self._root}/{name}")(on_change)
 
     def _tell(self) -> None:
         if not self._is_closing:

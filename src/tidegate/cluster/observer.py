@@ -45,7 +45,7 @@ class Observer:
 
     async def loads(self) -> dict[str, Load]:
         """The last report of every slice and broker."""
-        leader = await self._directory.leader()
+        leader = self._directory.leader()
         if leader is None:
             raise _no_coordinator("there is none")
         if not self._endpoint:

@@ -95,7 +95,7 @@ class Supervisor:
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
         """Starts what is missing; who is not wanted any more is retired by the coordinator, and ends by itself."""
-        wanted, state = await self._directory.wanted() or Wanted(), await self._directory.state()
+        wanted, state = self._directory.wanted() or Wanted(), self._directory.state()
         serving = state.current.slices if state is not None else frozenset()
         for kind, layer in _LAYERS.items():
             leaving = sum(name.startswith(f"{kind}-") for name in wanted.replaced & serving)
