@@ -1,0 +1,964 @@
+"""The event loop of the simulated request pool: a heap with one entry a client, a lane and a source, and one short
+function an event.
+
+A client sleeps until its next check, or waits for a response until its timeout: one entry is enough, and it moves when
+plans change. Requests and notifications wait in the rings of a lane, which serves one at a time. The network's round
+trip is added to each response time; otherwise answers and notifications arrive when they were served.
+
+The clients' steps are those of `tidegate.client.control`, line by line; a test drives both with the same draws and
+compares them after every event. Draws are counters that are mixed (SplitMix64), one for each client, lane and source,
+so that they do not depend on the order of events.
+
+Invariant: the heap is a permutation of all entries. Every constant that is compiled in stands in this file: numba
+notices the change of no other. Throughout, `m` is the model and `s` its state.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+# Without reference counts (`_nrt`), which cost more than the steps themselves. So no kernel may allocate: `new_state`
+# does, in Python.
+_OPTIONS: Final[dict[str, Any]] = {"cache": True, "nogil": True, "_nrt": False}
+kernel = njit(**_OPTIONS)
+inlined = njit(**_OPTIONS, inline="always")
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Records = Any  # an array of CLIENT, LANE or BROKER
+
+# Strategies, detections, backoffs, first values and variations, in the order of their enumerations.
+NONE: Final = 0
+FIXED: Final = 1
+RANDOM: Final = 2
+ADAPTIVE: Final = 3
+ESTIMATES_PRINTED: Final = 4
+ESTIMATES: Final = 5
+GRADIENT: Final = 6
+
+RIGOROUS: Final = 0
+RIGOROUS_MEAN: Final = 1
+MEDIATE: Final = 2
+LIGHT: Final = 3
+LIGHT_PRINTED: Final = 4
+
+NO_BACKOFF: Final = 0
+PRINTED: Final = 1
+REPAIRED: Final = 2
+FULL_JITTER: Final = 3
+
+MINIMUM: Final = 0
+INTERVALS: Final = 1
+SUCCESS: Final = 2
+RATE: Final = 3
+EXCESS: Final = 4
+
+UNIFORM: Final = 0
+NORMAL: Final = 1
+
+# What a lane serves.
+IDLE: Final = 0
+NOTIFICATION: Final = 1
+REQUEST: Final = 2
+PROBE: Final = -1  # in the place of a client: a request of a bystander
+
+# Counters, from the start of the run.
+EVENTS: Final = 0
+REQUESTS: Final = 1
+REFUSED: Final = 2
+TIMED_OUT: Final = 3
+SERVED: Final = 4
+WASTED: Final = 5  # served after the client had given up
+NOTIFIED: Final = 6
+DROPPED: Final = 7  # notifications for which the pool had no place
+LOST: Final = 8  # notifications that were sent and did not arrive
+MERGED: Final = 9
+PROBES: Final = 10
+PROBES_REFUSED: Final = 11
+CALM: Final = 12  # responses that had hardly waited at the broker,
+FALSE_ALARMS: Final = 13  # and were taken for congested
+CONGESTED: Final = 14  # responses that had waited long,
+MISSED: Final = 15  # and were not taken for congested
+LOSSES: Final = 16
+RESTARTS: Final = 17
+DETECTIONS: Final = 18
+COUNTERS: Final = 19
+
+CALM_WAIT_S: Final = 0.01
+CONGESTED_WAIT_S: Final = 0.1
+
+# The histograms of latencies: bins of equal ratio, 1.2 % wide, from 10 microseconds to 1000 seconds.
+LATENCY_S_MIN: Final = 1e-5
+BINS_PER_DECADE: Final = 200
+BINS: Final = 8 * BINS_PER_DECADE
+SPANS_PER_S: Final = 10  # requests are counted by spans of 100 ms
+
+# The broker's own estimates.
+MEAN_WEIGHT: Final = 0.02
+LOAD_FORGETTING_S: Final = 20.0
+FREE_SHARE_MIN: Final = 0.1
+
+# As in tidegate.client.control.
+GRADIENT_TOLERANCE: Final = 1.5
+GRADIENT_MIN: Final = 0.5
+GRADIENT_WEIGHT: Final = 0.2
+GRADIENT_GROWTH_PER_S: Final = 0.02
+GRADIENT_AFTER_FAILURE: Final = 0.7
+AVERAGE_CREEP: Final = 1.005
+DELAY_S_MAX: Final = 60.0
+PRINTED_DURATIONS_MAX: Final = 5.0
+PACES_MAX: Final = 2.0
+ATTEMPTS_MAX: Final = 20
+DEVIATION: Final = 0.3
+MISSING: Final = -1.0
+"""A hint that the broker does not give."""
+
+# SplitMix64.
+_STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2: Final = np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
+_UNIT: Final = 2.0**-53
+
+
+class Model(NamedTuple):
+    """The parameters as the kernel takes them; `request_pool.Parameters` and the client's settings explain each."""
+
+    clients: int
+    lanes: int
+    query_s: float
+    cached_query_s: float
+    notification_s: float
+    round_trip_s: float
+    lane_entries_max: int
+    network_loss: float
+    update_every_s: float
+    is_update_random: bool
+    is_fetched: bool
+    has_cache: bool
+    slow_from_s: float
+    slow_until_s: float
+    slow_factor: float
+    timeout_s: float
+    probes_per_s: float
+    is_hinting: bool
+    is_giving_slots: bool
+    is_giving_spread: bool
+    is_conflating: bool
+    notifications_per_request: int
+    codel_target_s: float
+    codel_interval_s: float
+    token_every_s: float
+    load_share: float
+    queue_s_max: float
+
+    strategy: int
+    first_s: float
+    interval_s_min: float
+    interval_s_max: float
+    alpha: float
+    delta_s: float
+    is_frozen_by_congestion: bool
+    forgetting_s: float
+    prior_episodes: float
+    prior_s: float
+    decrease_constant: float
+    detection: int
+    network_s: float
+    delay_s_default: float
+    queue_share: float
+    average_weight: float
+    average_factor: float
+    backoff: int
+    first_value: int
+    variation: int
+    beta: float
+    backoff_s_min: float
+    backoff_s_max: float
+    is_restarted_by_notifications: bool
+    is_backoff_alone_after_failure: bool
+
+
+# What a notification touches comes first: it fits one line of the cache.
+CLIENT: Final = np.dtype(
+    [
+        ("accounted_at_s", np.float64),  # its staleness is counted up to here
+        ("stale_s", np.float64),
+        ("heard_at_s", np.float64),  # of a notification since the last check, or MISSING
+        ("known", np.int32),  # the version that it holds
+        ("seen", np.int32),  # the last number of a decision to notify
+        ("answered", np.int32),  # the version of its last response, at the broker
+        ("waiting", np.int32),  # decisions that wait to be sent and that no response has carried
+        ("pending_from", np.int32),  # conflating: the first decision of the entry that waits, 0 for none
+        ("is_queued", np.int32),
+        ("is_asking", np.int32),
+        ("new_losses", np.int32),
+        ("request", np.int32),  # number of its last one
+        ("attempts", np.int32),
+        ("interval_s", np.float64),
+        ("backoff_s", np.float64),
+        ("average_s", np.float64),
+        ("processing_s", np.float64),
+        ("delay_s", np.float64),
+        ("threshold_s", np.float64),
+        ("shortest_s", np.float64),
+        ("asked_at_s", np.float64),
+        ("checked_at_s", np.float64),
+        ("waited_s", np.float64),
+        ("calm_interval_s", np.float64),
+        ("success_s", np.float64),
+        ("episodes", np.float64),
+        ("elapsed_s", np.float64),
+        ("next_token_s", np.float64),
+    ]
+)
+LANE: Final = np.dtype(
+    [
+        ("serves", np.int64),
+        ("client", np.int64),
+        ("number", np.int64),  # version of a notification, number of a request
+        ("carried", np.int64),
+        ("queued_at_s", np.float64),
+        ("service_s", np.float64),
+        ("wait_s", np.float64),
+        ("notifications_in_turn", np.int64),
+        ("least_delay_s", np.float64),  # CoDel
+        ("interval_ends_s", np.float64),
+        ("is_late", np.int64),
+    ]
+)
+BROKER: Final = np.dtype(
+    [
+        ("version", np.int64),
+        ("cached_version", np.int64),
+        ("mean_query_s", np.float64),
+        ("slot_at_s", np.float64),
+        ("notify_load", np.float64),
+        ("notify_load_at_s", np.float64),
+        ("busy_s", np.float64),
+        ("age_s2", np.float64),  # integral of the age of the oldest unseen update over time and clients
+    ]
+)
+ENTRY: Final = np.dtype([("queued_at_s", np.float64), ("client", np.int32), ("number", np.int32)])
+
+
+class Events(NamedTuple):
+    """What is going to happen: a binary heap by time and entry, in which each entry knows its place."""
+
+    due_s: Floats  # place in the heap
+    entry: Integers  # place in the heap
+    place: Integers  # entry
+
+
+class State(NamedTuple):
+    """All that changes during a run."""
+
+    counts: Integers
+    responses: Integers  # histogram
+    bystanders: Integers  # histogram
+    requests_by_span: Integers
+    updated_at_s: Floats  # version
+    streams: NDArray[np.uint64]  # client, lane, updates, probes
+    events: Events
+    clients: Records
+    lanes: Records
+    broker: Records  # one
+    requests: Records  # lane, place in a ring
+    requests_ends: Integers  # lane; place of the first, number
+    notifications: Records
+    notifications_ends: Integers
+
+
+def new_state(m: Model, seed: int, join_within_s: float, run_s: float) -> State:
+    entries = m.clients + m.lanes + 2
+    places = max(m.lane_entries_max, -(-m.clients // m.lanes)) + 1
+    updates_max = int(run_s / m.update_every_s * 3) + 200
+    state = State(
+        counts=np.zeros(COUNTERS, np.int64),
+        responses=np.zeros(BINS, np.int64),
+        bystanders=np.zeros(BINS, np.int64),
+        requests_by_span=np.zeros(int(run_s * SPANS_PER_S) + 2, np.int64),
+        updated_at_s=np.full(updates_max, np.inf),
+        streams=np.random.SeedSequence(seed).generate_state(entries, np.uint64),
+        events=Events(np.full(entries, np.inf), np.arange(entries), np.arange(entries)),
+        clients=np.zeros(m.clients, CLIENT),
+        lanes=np.zeros(m.lanes, LANE),
+        broker=np.zeros(1, BROKER),
+        requests=np.zeros((m.lanes, places), ENTRY),
+        requests_ends=np.zeros((m.lanes, 2), np.int64),
+        notifications=np.zeros((m.lanes, places), ENTRY),
+        notifications_ends=np.zeros((m.lanes, 2), np.int64),
+    )
+    state.clients["heard_at_s"] = MISSING
+    state.clients["interval_s"] = np.inf if m.strategy == NONE else m.first_s
+    state.clients["delay_s"] = m.delay_s_default
+    state.clients["threshold_s"] = m.delay_s_default + m.network_s
+    state.clients["shortest_s"] = np.inf
+    state.lanes["least_delay_s"] = np.inf
+    state.broker["mean_query_s"] = m.query_s
+    schedule_first(m, state, join_within_s)
+    return state
+
+
+# Random draws.
+
+
+@inlined
+def draw(s: State, stream: int) -> float:
+    """Uniform from 0 to 1, without 1."""
+    s.streams[stream] += _STEP
+    z = s.streams[stream]
+    z = (z ^ (z >> _S30)) * _MIX_1
+    z = (z ^ (z >> _S27)) * _MIX_2
+    z = z ^ (z >> _S31)
+    return np.float64(z >> _S11) * _UNIT
+
+
+@inlined
+def draw_exponential(s: State, stream: int) -> float:
+    return -math.log(1.0 - draw(s, stream))
+
+
+@kernel
+def draw_normal(s: State, stream: int) -> float:
+    radius = math.sqrt(-2.0 * math.log(1.0 - draw(s, stream)))
+    return radius * math.cos(2.0 * math.pi * draw(s, stream))
+
+
+# The heap.
+
+
+@kernel
+def reschedule(e: Events, entry: int, at_s: float) -> None:
+    place = e.place[entry]
+    if at_s < e.due_s[place]:
+        while place > 0:
+            above = (place - 1) >> 1
+            if e.due_s[above] < at_s or (e.due_s[above] == at_s and e.entry[above] < entry):
+                break
+            move(e, above, place)
+            place = above
+    else:
+        size = e.due_s.size
+        while True:
+            below = 2 * place + 1
+            if below >= size:
+                break
+            if below + 1 < size and is_before(e, below + 1, below):
+                below += 1
+            if e.due_s[below] > at_s or (e.due_s[below] == at_s and e.entry[below] > entry):
+                break
+            move(e, below, place)
+            place = below
+    e.due_s[place] = at_s
+    e.entry[place] = entry
+    e.place[entry] = place
+
+
+@inlined
+def is_before(e: Events, a: int, b: int) -> bool:
+    return e.due_s[a] < e.due_s[b] or (e.due_s[a] == e.due_s[b] and e.entry[a] < e.entry[b])
+
+
+@inlined
+def move(e: Events, place: int, to_place: int) -> None:
+    e.due_s[to_place] = e.due_s[place]
+    e.entry[to_place] = e.entry[place]
+    e.place[e.entry[place]] = to_place
+
+
+@inlined
+def push_last(ring: Records, ends: Integers, lane: int, queued_at_s: float, client: int, number: int) -> None:
+    place = ends[lane, 0] + ends[lane, 1]
+    if place >= ring.shape[1]:
+        place -= ring.shape[1]
+    ring[lane, place].queued_at_s = queued_at_s
+    ring[lane, place].client = client
+    ring[lane, place].number = number
+    ends[lane, 1] += 1
+
+
+@inlined
+def drop_first(ring: Records, ends: Integers, lane: int) -> None:
+    ends[lane, 0] += 1
+    if ends[lane, 0] == ring.shape[1]:
+        ends[lane, 0] = 0
+    ends[lane, 1] -= 1
+
+
+@inlined
+def count_latency(histogram: Integers, latency_s: float) -> None:
+    place = int(math.log10(max(latency_s, LATENCY_S_MIN) / LATENCY_S_MIN) * BINS_PER_DECADE)
+    histogram[min(place, BINS - 1)] += 1
+
+
+# A client, as in tidegate.client.control.
+
+
+@inlined
+def bounded_s(m: Model, hint_s: float, share: float) -> float:
+    return min(hint_s, share * m.interval_s_max) if hint_s >= 0.0 else MISSING
+
+
+@inlined
+def on_losses(s: State, client: int, sequence: int, carried: int) -> None:
+    c = s.clients[client]
+    lost = max(0, sequence - c.seen - carried)
+    s.clients[client].seen = max(c.seen, sequence)
+    s.clients[client].new_losses += lost
+    s.counts[LOSSES] += lost
+
+
+@kernel
+def step_adaptive(m: Model, s: State, client: int, is_congested: bool, now_s: float) -> float:
+    c = s.clients[client]
+    losses = c.new_losses
+    elapsed_s = max(0.0, now_s - c.checked_at_s)
+    s.clients[client].new_losses = 0
+    s.clients[client].checked_at_s = now_s
+    if m.strategy < ADAPTIVE or m.strategy == GRADIENT:
+        return c.interval_s
+    kept = math.exp(-elapsed_s / m.forgetting_s)
+    s.clients[client].episodes = c.episodes * kept + (1.0 if losses > 0 else 0.0)
+    s.clients[client].elapsed_s = c.elapsed_s * kept + elapsed_s
+    interval_s = c.interval_s
+    if losses == 0:
+        interval_s = grown_s(m, s, client)
+    elif not (is_congested and m.is_frozen_by_congestion):
+        interval_s = interval_s / m.alpha
+    interval_s = min(m.interval_s_max, max(m.interval_s_min, interval_s))
+    s.clients[client].interval_s = interval_s
+    return interval_s
+
+
+@inlined
+def grown_s(m: Model, s: State, client: int) -> float:
+    interval_s = s.clients[client].interval_s
+    if m.strategy == ADAPTIVE:
+        return interval_s + m.delta_s
+    episodes_per_s = (s.clients[client].episodes + m.prior_episodes) / (s.clients[client].elapsed_s + m.prior_s)
+    expected_s = m.decrease_constant * math.sqrt(2 * m.delta_s / episodes_per_s)
+    expected_s = max(0.0, expected_s - m.delta_s * m.alpha / (2 * (m.alpha * m.alpha - 1)))
+    expected_s = max(m.interval_s_min, expected_s)
+    growths = max(1.0, expected_s * (1 - 1 / m.alpha) / m.delta_s)
+    jumped_s = interval_s + growths * m.delta_s
+    if m.strategy == ESTIMATES_PRINTED:
+        return jumped_s if expected_s - jumped_s > 0 else interval_s
+    if interval_s < expected_s:
+        return min(jumped_s, expected_s)
+    return min(interval_s + m.delta_s, 2 * expected_s)
+
+
+@inlined
+def step_interval(m: Model, s: State, client: int, is_congested: bool, response_s: float, now_s: float) -> float:
+    """`response_s` is MISSING after a failure."""
+    interval_s = step_adaptive(m, s, client, is_congested, now_s)
+    if m.strategy == RANDOM:
+        return interval_s * (0.5 + draw(s, client))
+    if m.strategy == GRADIENT:
+        return step_gradient(m, s, client, response_s)
+    return interval_s
+
+
+@kernel
+def step_gradient(m: Model, s: State, client: int, response_s: float) -> float:
+    rate_per_s = 1.0 / s.clients[client].interval_s
+    if response_s < 0.0:
+        rate_per_s *= GRADIENT_AFTER_FAILURE
+    else:
+        s.clients[client].shortest_s = min(s.clients[client].shortest_s, response_s)
+        gradient = GRADIENT_TOLERANCE * s.clients[client].shortest_s / max(response_s, 1e-9)
+        gradient = max(GRADIENT_MIN, min(1.0, gradient))
+        growth_per_s = GRADIENT_GROWTH_PER_S if gradient >= 1.0 else 0.0
+        rate_per_s += GRADIENT_WEIGHT * (rate_per_s * (gradient - 1.0) + growth_per_s)
+    interval_s = min(m.interval_s_max, max(m.interval_s_min, 1.0 / rate_per_s))
+    s.clients[client].interval_s = interval_s
+    return interval_s * (0.75 + 0.5 * draw(s, client))
+
+
+@kernel
+def detect(m: Model, s: State, client: int, response_s: float, processing_s: float, delay_s: float) -> bool:
+    c = s.clients[client]
+    if 0.0 <= delay_s <= DELAY_S_MAX:
+        s.clients[client].delay_s = delay_s
+    if m.detection == LIGHT or m.detection == LIGHT_PRINTED:
+        threshold_s = m.average_factor * (c.average_s if c.average_s != 0.0 else response_s)
+    elif m.detection == MEDIATE or not (0.0 <= processing_s <= response_s):
+        threshold_s = s.clients[client].delay_s + m.network_s
+    else:
+        if m.detection == RIGOROUS_MEAN:
+            before_s = c.processing_s if c.processing_s != 0.0 else processing_s
+            processing_s = before_s + (1.0 - m.average_weight) * (processing_s - before_s)
+            s.clients[client].processing_s = processing_s
+        threshold_s = (1.0 + m.queue_share) * processing_s + m.network_s
+    s.clients[client].threshold_s = threshold_s
+    is_congested = response_s > threshold_s
+    average_s = c.average_s
+    if average_s == 0.0:
+        average_s = response_s
+    elif not is_congested or m.detection == LIGHT_PRINTED:
+        average_s = m.average_weight * average_s + (1.0 - m.average_weight) * response_s
+    else:
+        average_s *= AVERAGE_CREEP
+    s.clients[client].average_s = average_s
+    s.counts[DETECTIONS] += is_congested
+    return is_congested
+
+
+@inlined
+def on_calm(s: State, client: int) -> None:
+    c = s.clients[client]
+    if c.backoff_s > 0:
+        success_s = 0.5 * (c.success_s + c.backoff_s) if c.success_s > 0 else c.backoff_s
+        s.clients[client].success_s = success_s
+    s.clients[client].calm_interval_s = c.waited_s
+    s.clients[client].backoff_s = 0.0
+    s.clients[client].attempts = 0
+
+
+@kernel
+def collide(m: Model, s: State, client: int, excess_s: float, adaptive_s: float, pace_s: float) -> float:
+    c = s.clients[client]
+    longest_s = m.backoff_s_max if pace_s < 0.0 else max(m.backoff_s_min, PACES_MAX * pace_s)
+    if m.backoff == NO_BACKOFF:
+        return 0.0
+    if m.backoff == PRINTED:
+        before_s = c.backoff_s if c.backoff_s != 0.0 else m.backoff_s_min
+        cut_s = min(before_s * m.beta, PRINTED_DURATIONS_MAX * c.average_s)
+        s.clients[client].backoff_s = max(0.0, cut_s + cut_s * DEVIATION * draw_normal(s, client))
+        return s.clients[client].backoff_s
+    if m.backoff == FULL_JITTER:
+        s.clients[client].attempts = min(c.attempts + 1, ATTEMPTS_MAX)
+        span_s = m.backoff_s_min * float(1 << s.clients[client].attempts)
+        span_s = min(span_s, longest_s)
+        s.clients[client].backoff_s = 0.5 * span_s
+        return span_s * draw(s, client)
+    if c.backoff_s == 0:
+        wanted_s = max(m.backoff_s_min, first_value_s(m, s, client, excess_s, adaptive_s, pace_s))
+    else:
+        wanted_s = c.backoff_s * m.beta
+        if m.first_value == EXCESS:
+            wanted_s = max(wanted_s, 2.0 * excess_s)
+    backoff_s = min(wanted_s, longest_s)
+    s.clients[client].backoff_s = backoff_s
+    if m.variation == UNIFORM:
+        return 2.0 * backoff_s * draw(s, client)
+    factor = MISSING
+    while not (0.0 <= factor <= 2.0):
+        factor = 1.0 + DEVIATION * draw_normal(s, client)
+    return backoff_s * factor
+
+
+@inlined
+def first_value_s(m: Model, s: State, client: int, excess_s: float, adaptive_s: float, pace_s: float) -> float:
+    if m.first_value == INTERVALS:
+        return s.clients[client].calm_interval_s - adaptive_s
+    if m.first_value == SUCCESS:
+        return s.clients[client].success_s
+    if m.first_value == RATE:
+        return max(0.0, pace_s) - adaptive_s
+    if m.first_value == EXCESS:
+        return 2.0 * excess_s
+    return 0.0
+
+
+@inlined
+def wait(m: Model, s: State, client: int, wait_s: float, hint_s: float, now_s: float) -> None:
+    s.clients[client].is_asking = 0
+    s.clients[client].heard_at_s = MISSING
+    waited_s = max(wait_s, max(0.0, bounded_s(m, hint_s, 1.0)))
+    s.clients[client].waited_s = waited_s
+    reschedule(s.events, client, now_s + waited_s)
+
+
+@kernel
+def on_failure(m: Model, s: State, client: int, excess_s: float, retry_after_s: float, now_s: float) -> None:
+    s.counts[DETECTIONS] += 1
+    adaptive_s = step_interval(m, s, client, True, MISSING, now_s)
+    backoff_s = collide(m, s, client, excess_s, adaptive_s, MISSING)
+    if not (m.is_backoff_alone_after_failure and m.backoff != NO_BACKOFF):
+        backoff_s = adaptive_s + backoff_s
+    wait(m, s, client, backoff_s, retry_after_s, now_s)
+
+
+@inlined
+def on_refusal(m: Model, s: State, client: int, retry_after_s: float, now_s: float) -> None:
+    s.counts[REFUSED] += 1
+    if not m.is_hinting:
+        retry_after_s = MISSING
+    on_failure(m, s, client, max(0.0, bounded_s(m, retry_after_s, 1.0)), retry_after_s, now_s + m.round_trip_s)
+
+
+@inlined
+def is_restarted(m: Model, s: State, client: int, now_s: float) -> bool:
+    """Notifications have come since the last check: they stand for this one."""
+    heard_at_s = s.clients[client].heard_at_s
+    if heard_at_s < 0.0:
+        return False
+    since_s = max(0.0, now_s - heard_at_s)
+    wait_s = step_adaptive(m, s, client, False, now_s) - since_s
+    s.clients[client].heard_at_s = MISSING
+    if wait_s <= 0:
+        return False
+    s.counts[RESTARTS] += 1
+    reschedule(s.events, client, now_s + wait_s)
+    return True
+
+
+@inlined
+def on_announcement(m: Model, s: State, client: int, now_s: float) -> None:
+    if s.clients[client].is_asking:
+        return
+    span_s = 2.0 * s.clients[client].backoff_s
+    if m.is_giving_spread:
+        span_s = bounded_s(m, pace_s(m, s), 1.0)
+    s.clients[client].heard_at_s = MISSING
+    reschedule(s.events, client, now_s + span_s * draw(s, client))
+
+
+@inlined
+def learn(s: State, client: int, version: int, now_s: float) -> None:
+    """The client holds this version from now on; until now it was stale if it held less than the newest."""
+    account(s, client, now_s)
+    s.clients[client].known = version
+
+
+@inlined
+def account(s: State, client: int, now_s: float) -> None:
+    c = s.clients[client]
+    updated_at_s = s.updated_at_s[c.known + 1]
+    since_s = max(updated_at_s, c.accounted_at_s)
+    if since_s < now_s:
+        s.clients[client].stale_s += now_s - since_s
+        s.broker[0].age_s2 += 0.5 * ((now_s - updated_at_s) ** 2 - (since_s - updated_at_s) ** 2)
+    s.clients[client].accounted_at_s = now_s
+
+
+# The broker.
+
+
+@inlined
+def pace_s(m: Model, s: State) -> float:
+    """In which it would serve every client once."""
+    return m.clients * s.broker[0].mean_query_s / (m.lanes * m.load_share)
+
+
+@inlined
+def backlog_s(m: Model, s: State, lane: int) -> float:
+    return s.requests_ends[lane, 1] * s.broker[0].mean_query_s + s.notifications_ends[lane, 1] * m.notification_s
+
+
+@inlined
+def is_full(m: Model, s: State, lane: int) -> bool:
+    """Notifications that are merged are bounded by the number of clients, and take no place of requests."""
+    entries = s.requests_ends[lane, 1]
+    if not m.is_conflating:
+        entries += s.notifications_ends[lane, 1]
+    return entries >= m.lane_entries_max
+
+
+@inlined
+def next_slot_s(m: Model, s: State, lane: int, now_s: float) -> float:
+    b = s.broker[0]
+    notify_load = b.notify_load * math.exp(-(now_s - b.notify_load_at_s) / LOAD_FORGETTING_S)
+    gap_s = b.mean_query_s / (m.lanes * max(FREE_SHARE_MIN, m.load_share - notify_load))
+    slot_at_s = max(b.slot_at_s, now_s + backlog_s(m, s, lane)) + gap_s
+    s.broker[0].slot_at_s = slot_at_s
+    return slot_at_s - now_s
+
+
+@inlined
+def on_update(m: Model, s: State, now_s: float) -> None:
+    updates = m.clients + m.lanes
+    s.broker[0].version += 1
+    version = s.broker[0].version
+    s.updated_at_s[version] = now_s
+    after_s = m.update_every_s
+    if m.is_update_random:
+        after_s *= draw_exponential(s, updates)
+    # Room for three times the expected number; a run that would need more has none after it.
+    reschedule(s.events, updates, now_s + after_s if version + 2 < s.updated_at_s.size else math.inf)
+    b = s.broker[0]
+    kept = math.exp(-(now_s - b.notify_load_at_s) / LOAD_FORGETTING_S)
+    s.broker[0].notify_load = b.notify_load * kept + m.clients * m.notification_s / m.lanes / LOAD_FORGETTING_S
+    s.broker[0].notify_load_at_s = now_s
+    client = int(draw(s, updates) * m.clients)
+    for _ in range(m.clients):
+        notify(m, s, client, version, now_s)
+        client = client + 1 if client + 1 < m.clients else 0
+    for lane in range(m.lanes):
+        if s.lanes[lane].serves == IDLE:
+            start_service(m, s, lane, now_s)
+
+
+@inlined
+def notify(m: Model, s: State, client: int, version: int, now_s: float) -> None:
+    lane = client % m.lanes
+    s.counts[NOTIFIED] += 1
+    if m.is_conflating:
+        if s.clients[client].pending_from == 0:
+            s.clients[client].pending_from = version
+        if s.clients[client].is_queued:
+            s.counts[MERGED] += 1
+            return
+        s.clients[client].is_queued = 1
+    elif is_full(m, s, lane):
+        s.counts[DROPPED] += 1
+        return
+    else:
+        s.clients[client].waiting += 1
+    push_last(s.notifications, s.notifications_ends, lane, now_s, client, version)
+
+
+@inlined
+def on_probe(m: Model, s: State, now_s: float) -> None:
+    probes = m.clients + m.lanes + 1
+    reschedule(s.events, probes, now_s + draw_exponential(s, probes) / m.probes_per_s)
+    lane = int(draw(s, probes) * m.lanes)
+    s.counts[PROBES] += 1
+    if is_full(m, s, lane):
+        s.counts[PROBES_REFUSED] += 1
+        return
+    push_last(s.requests, s.requests_ends, lane, now_s, PROBE, 0)
+    if s.lanes[lane].serves == IDLE:
+        start_service(m, s, lane, now_s)
+
+
+@inlined
+def on_client(m: Model, s: State, client: int, now_s: float) -> None:
+    if s.clients[client].is_asking:
+        s.counts[TIMED_OUT] += 1
+        excess_s = max(0.0, max(0.0, now_s - s.clients[client].asked_at_s) - s.clients[client].threshold_s)
+        on_failure(m, s, client, excess_s, MISSING, now_s)
+    elif not is_restarted(m, s, client, now_s):
+        on_request(m, s, client, now_s)
+
+
+@inlined
+def on_request(m: Model, s: State, client: int, now_s: float) -> None:
+    lane = client % m.lanes
+    s.clients[client].is_asking = 1
+    s.clients[client].asked_at_s = now_s
+    s.clients[client].heard_at_s = MISSING
+    s.clients[client].request += 1
+    s.counts[REQUESTS] += 1
+    s.requests_by_span[int(now_s * SPANS_PER_S)] += 1
+    if is_full(m, s, lane):
+        on_refusal(m, s, client, backlog_s(m, s, lane), now_s)
+        return
+    if m.token_every_s > 0:
+        next_token_s = s.clients[client].next_token_s
+        if now_s < next_token_s - m.token_every_s:
+            on_refusal(m, s, client, next_token_s - now_s, now_s)
+            return
+        s.clients[client].next_token_s = max(next_token_s, now_s) + m.token_every_s
+    reschedule(s.events, client, now_s + m.timeout_s)
+    push_last(s.requests, s.requests_ends, lane, now_s, client, s.clients[client].request)
+    if s.lanes[lane].serves == IDLE:
+        start_service(m, s, lane, now_s)
+
+
+@inlined
+def on_served(m: Model, s: State, lane: int, now_s: float) -> None:
+    served = s.lanes[lane]
+    client = served.client
+    s.broker[0].busy_s += served.service_s
+    if served.serves == NOTIFICATION:
+        on_sent(m, s, lane, now_s)
+    elif client == PROBE:
+        count_latency(s.bystanders, now_s - served.queued_at_s + m.round_trip_s)
+    else:
+        s.broker[0].mean_query_s += MEAN_WEIGHT * (served.service_s - s.broker[0].mean_query_s)
+        if s.clients[client].is_asking and s.clients[client].request == served.number:
+            on_response(m, s, lane, client, now_s)
+        else:
+            s.counts[WASTED] += 1
+    s.lanes[lane].serves = IDLE
+    start_service(m, s, lane, now_s)
+
+
+@inlined
+def on_sent(m: Model, s: State, lane: int, now_s: float) -> None:
+    client, version = s.lanes[lane].client, s.lanes[lane].number
+    if draw(s, m.clients + lane) < m.network_loss:
+        s.counts[LOST] += 1
+        return
+    on_losses(s, client, version, s.lanes[lane].carried)
+    if version <= s.clients[client].known:
+        return
+    if m.is_fetched:
+        on_announcement(m, s, client, now_s)
+        return
+    learn(s, client, version, now_s)
+    if m.is_restarted_by_notifications and not s.clients[client].is_asking:
+        s.clients[client].heard_at_s = now_s
+
+
+@inlined
+def on_response(m: Model, s: State, lane: int, client: int, now_s: float) -> None:
+    version = s.broker[0].version
+    if m.is_conflating:
+        pending_from = s.clients[client].pending_from
+        carried = version - pending_from + 1 if pending_from > 0 else 0
+        s.clients[client].pending_from = 0
+    else:
+        carried = s.clients[client].waiting
+        s.clients[client].waiting = 0
+        s.clients[client].answered = version
+    on_losses(s, client, version, carried)
+    learn(s, client, version, now_s)
+    s.counts[SERVED] += 1
+    arrived_at_s = now_s + m.round_trip_s
+    response_s = max(0.0, arrived_at_s - s.clients[client].asked_at_s)
+    count_latency(s.responses, response_s)
+    processing_s, delay_s, wished_s, slot_s = MISSING, MISSING, MISSING, MISSING
+    if m.is_hinting:
+        processing_s = s.lanes[lane].service_s
+        delay_s = s.broker[0].mean_query_s + m.queue_s_max
+        wished_s = pace_s(m, s)
+    if m.is_giving_slots:
+        slot_s = next_slot_s(m, s, lane, now_s)
+    is_congested = detect(m, s, client, response_s, processing_s, delay_s)
+    if s.lanes[lane].wait_s < CALM_WAIT_S:
+        s.counts[CALM] += 1
+        s.counts[FALSE_ALARMS] += is_congested
+    elif s.lanes[lane].wait_s > CONGESTED_WAIT_S:
+        s.counts[CONGESTED] += 1
+        s.counts[MISSED] += not is_congested
+    adaptive_s = step_interval(m, s, client, is_congested, response_s, arrived_at_s)
+    backoff_s = 0.0
+    if is_congested:
+        excess_s = max(0.0, response_s - s.clients[client].threshold_s)
+        backoff_s = collide(m, s, client, excess_s, adaptive_s, bounded_s(m, wished_s, 1.0 / PACES_MAX))
+    else:
+        on_calm(s, client)
+    wait(m, s, client, adaptive_s + backoff_s, slot_s, arrived_at_s)
+
+
+@kernel
+def start_service(m: Model, s: State, lane: int, now_s: float) -> None:
+    """Takes what is next, unless it was cancelled or CoDel refuses it."""
+    while s.requests_ends[lane, 1] + s.notifications_ends[lane, 1] > 0:
+        if is_notification_next(m, s, lane):
+            entry = s.notifications[lane, s.notifications_ends[lane, 0]]
+            client, number, queued_at_s, carried = entry.client, entry.number, entry.queued_at_s, 1
+            drop_first(s.notifications, s.notifications_ends, lane)
+            s.lanes[lane].notifications_in_turn += 1
+            if m.is_conflating:
+                s.clients[client].is_queued = 0
+                pending_from = s.clients[client].pending_from
+                if pending_from == 0:
+                    continue
+                number = s.broker[0].version
+                carried = number - pending_from + 1
+                s.clients[client].pending_from = 0
+            elif number > s.clients[client].answered:
+                s.clients[client].waiting -= 1
+            serves, cost_s = NOTIFICATION, m.notification_s
+        else:
+            entry = s.requests[lane, s.requests_ends[lane, 0]]
+            client, number, queued_at_s, carried = entry.client, entry.number, entry.queued_at_s, 0
+            drop_first(s.requests, s.requests_ends, lane)
+            s.lanes[lane].notifications_in_turn = 0
+            if m.codel_target_s > 0 and client != PROBE and is_late(m, s, lane, now_s - queued_at_s, now_s):
+                if s.clients[client].is_asking and s.clients[client].request == number:
+                    on_refusal(m, s, client, backlog_s(m, s, lane), now_s)
+                continue
+            serves, cost_s = REQUEST, query_cost_s(m, s)
+        if m.slow_from_s <= now_s < m.slow_until_s:
+            cost_s *= m.slow_factor
+        # Shifted exponential: at least half of the mean.
+        service_s = cost_s * (0.5 + 0.5 * draw_exponential(s, m.clients + lane))
+        s.lanes[lane].serves = serves
+        s.lanes[lane].client = client
+        s.lanes[lane].number = number
+        s.lanes[lane].carried = carried
+        s.lanes[lane].queued_at_s = queued_at_s
+        s.lanes[lane].service_s = service_s
+        s.lanes[lane].wait_s = now_s - queued_at_s
+        reschedule(s.events, m.clients + lane, now_s + service_s)
+        return
+    reschedule(s.events, m.clients + lane, math.inf)
+
+
+@inlined
+def is_notification_next(m: Model, s: State, lane: int) -> bool:
+    """First come first served, or so many notifications before a request when both wait."""
+    if s.notifications_ends[lane, 1] == 0:
+        return False
+    if s.requests_ends[lane, 1] == 0:
+        return True
+    if m.notifications_per_request > 0:
+        return s.lanes[lane].notifications_in_turn < m.notifications_per_request
+    notified_at_s = s.notifications[lane, s.notifications_ends[lane, 0]].queued_at_s
+    return notified_at_s <= s.requests[lane, s.requests_ends[lane, 0]].queued_at_s
+
+
+@inlined
+def query_cost_s(m: Model, s: State) -> float:
+    if not m.has_cache:
+        return m.query_s
+    if s.broker[0].cached_version == s.broker[0].version + 1:
+        return m.cached_query_s
+    s.broker[0].cached_version = s.broker[0].version + 1
+    return m.query_s
+
+
+@inlined
+def is_late(m: Model, s: State, lane: int, delay_s: float, now_s: float) -> bool:
+    """CoDel: refuses what has waited for twice the target, once the least wait of an interval was above the target."""
+    if now_s >= s.lanes[lane].interval_ends_s:
+        least_s = s.lanes[lane].least_delay_s
+        s.lanes[lane].is_late = m.codel_target_s < least_s < math.inf
+        s.lanes[lane].least_delay_s = delay_s
+        s.lanes[lane].interval_ends_s = now_s + m.codel_interval_s
+    elif delay_s < s.lanes[lane].least_delay_s:
+        s.lanes[lane].least_delay_s = delay_s
+    return s.lanes[lane].is_late and delay_s > 2 * m.codel_target_s
+
+
+# A run.
+
+
+@kernel
+def schedule_first(m: Model, s: State, join_within_s: float) -> None:
+    for client in range(m.clients):
+        joined_at_s = join_within_s * draw(s, client)
+        s.clients[client].asked_at_s = joined_at_s
+        s.clients[client].checked_at_s = joined_at_s
+        if m.strategy != NONE:
+            reschedule(s.events, client, joined_at_s)
+    first_s = m.update_every_s
+    if m.is_update_random:
+        first_s *= draw_exponential(s, m.clients + m.lanes)
+    reschedule(s.events, m.clients + m.lanes, first_s)
+    probes = m.clients + m.lanes + 1
+    if m.probes_per_s > 0:
+        reschedule(s.events, probes, draw_exponential(s, probes) / m.probes_per_s)
+
+
+@kernel
+def run_until(m: Model, s: State, end_s: float) -> None:
+    while s.events.due_s[0] <= end_s:
+        now_s = s.events.due_s[0]
+        entry = s.events.entry[0]
+        s.counts[EVENTS] += 1
+        if entry < m.clients:
+            on_client(m, s, entry, now_s)
+        elif entry < m.clients + m.lanes:
+            on_served(m, s, entry - m.clients, now_s)
+        elif entry == m.clients + m.lanes:
+            on_update(m, s, now_s)
+        else:
+            on_probe(m, s, now_s)
+
+
+@kernel
+def account_all(m: Model, s: State, now_s: float) -> None:
+    for client in range(m.clients):
+        account(s, client, now_s)
