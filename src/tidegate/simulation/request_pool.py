@@ -96,6 +96,11 @@ class Parameters:
         return int(self.entries_per_client * self.clients / self.lanes)
 
     @property
+    def span_requests_max(self) -> float:
+        """What the lanes could serve in 100 ms if there were no notifications."""
+        return self.lanes / self.query_s / kernel.SPANS_PER_S
+
+    @property
     def run_s(self) -> float:
         return self.warm_up_s + self.measured_s
 
@@ -168,6 +173,8 @@ class Outcome:
     """Index of dispersion of requests by spans of 100 ms; 1 for a Poisson flow."""
     peak_requests: float
     """Most requests in 100 ms."""
+    crowded_share: float
+    """Of these spans: as many requests as the broker could serve in them, or more."""
     false_alarm_share: float
     """Of responses that waited less than 10 ms at the broker: taken for congested."""
     missed_share: float
@@ -286,6 +293,7 @@ def _outcome(parameters: Parameters, state: kernel.State, counts: NDArray[np.int
         bystander_refused_share=_share(counts[kernel.PROBES_REFUSED], counts[kernel.PROBES]),
         dispersion=float(spans.var() / spans.mean()) if spans.any() else math.nan,
         peak_requests=float(spans.max()) if spans.size else math.nan,
+        crowded_share=float((spans >= parameters.span_requests_max).mean()) if spans.size else math.nan,
         false_alarm_share=_share(counts[kernel.FALSE_ALARMS], counts[kernel.CALM]),
         missed_share=_share(counts[kernel.MISSED], counts[kernel.CONGESTED]),
         fairness=float(stale_s.sum() ** 2 / (stale_s.size * (stale_s**2).sum())) if stale_s.any() else math.nan,

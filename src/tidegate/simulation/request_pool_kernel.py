@@ -29,6 +29,7 @@ kernel = njit(**_OPTIONS)
 inlined = njit(**_OPTIONS, inline="always")
 
 Integers = NDArray[np.int64]
+Indices = NDArray[np.int32]
 Floats = NDArray[np.float64]
 Records = Any  # an array of CLIENT, LANE or BROKER
 
@@ -251,8 +252,8 @@ class Events(NamedTuple):
     """What is going to happen: a binary heap by time and entry, in which each entry knows its place."""
 
     due_s: Floats  # place in the heap
-    entry: Integers  # place in the heap
-    place: Integers  # entry
+    entry: Indices  # place in the heap
+    place: Indices  # entry
 
 
 class State(NamedTuple):
@@ -285,7 +286,7 @@ def new_state(m: Model, seed: int, join_within_s: float, run_s: float) -> State:
         requests_by_span=np.zeros(int(run_s * SPANS_PER_S) + 2, np.int64),
         updated_at_s=np.full(updates_max, np.inf),
         streams=np.random.SeedSequence(seed).generate_state(entries, np.uint64),
-        events=Events(np.full(entries, np.inf), np.arange(entries), np.arange(entries)),
+        events=Events(np.full(entries, np.inf), *(np.arange(entries, dtype=np.int32) for _ in range(2))),
         clients=np.zeros(m.clients, CLIENT),
         lanes=np.zeros(m.lanes, LANE),
         broker=np.zeros(1, BROKER),
