@@ -6,7 +6,7 @@ several seeds. The same seed gives all variants the same devices, so that differ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -16,7 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tidegate.evaluation import pictures
-from tidegate.evaluation.report import Chapter, Estimate, Progress
+from tidegate.evaluation.grid import Run as RunCases
+from tidegate.evaluation.grid import SeededGrid, run_in_chunks
+from tidegate.evaluation.report import Chapter, Estimate
 from tidegate.simulation.message_queue import (
     SET_A,
     SET_B,
@@ -26,10 +28,8 @@ from tidegate.simulation.message_queue import (
     simulate_table,
 )
 
-Run: TypeAlias = Callable[[str, Sequence[Case]], pa.Table]
-"""Runs cases, a row each, in their order; the text says to people what they are for."""
+Run: TypeAlias = RunCases[Case]
 
-CASES_PER_CHUNK = 4
 PAPER_SLEEP_S = 5.0
 HIGHEST_RATE = 200.0
 RDS_OVER_CONVENTIONAL = 1.75
@@ -127,50 +127,22 @@ LOADS = {
 
 def run_here(what: str, cases: Sequence[Case]) -> pa.Table:
     """One after another, in this process."""
-    progress = Progress(what, len(cases))
-    tables = []
-    for start in range(0, len(cases), CASES_PER_CHUNK):
-        chunk = cases[start : start + CASES_PER_CHUNK]
-        tables.append(simulate_table(chunk))
-        progress.advance(len(chunk))
-    return pa.concat_tables(tables)
+    return run_in_chunks(simulate_table, what, cases)
 
 
-class Grid:
+class Grid(SeededGrid[Case]):
     """The outcomes of scenarios x variants x seeds."""
 
     def __init__(self, extent: Extent) -> None:
+        super().__init__()
         self._extent = extent
-        self._keys: list[tuple[str, str]] = []
-        self._cases: list[Case] = []
-        self._outcomes = pa.table({})
 
     def add(self, scenario: str, parameters: Parameters, variants: Sequence[Variant]) -> None:
         times: dict[str, Any] = {"warm_up_s": self._extent.warm_up_s, "measured_s": self._extent.measured_s}
         for variant in variants:
             settled = replace(parameters, **times, **variant.settings)
             for seed in self._extent.seeds:
-                self._keys.append((scenario, variant.name))
-                self._cases.append(Case(settled, variant.method, seed))
-
-    def run(self, what: str, run: Run) -> None:
-        self._outcomes = run(what, self._cases)
-
-    def estimate(self, scenario: str, variant: str, measure: str) -> Estimate:
-        return Estimate.of(self._values(scenario, variant, measure))
-
-    def difference(self, scenario: str, ours: str, theirs: str, measure: str) -> Estimate:
-        """Ours less theirs, seed by seed: what a seed does to both alike does not blur it."""
-        values = zip(self._values(scenario, ours, measure), self._values(scenario, theirs, measure), strict=True)
-        return Estimate.of([a - b for a, b in values])
-
-    def _values(self, scenario: str, variant: str, measure: str) -> list[float]:
-        pairs = zip(self._keys, self._outcomes[measure].to_pylist(), strict=True)
-        return [value for key, value in pairs if key == (scenario, variant)]
-
-    def table(self) -> pa.Table:
-        scenarios, variants = zip(*self._keys, strict=True)
-        return self._outcomes.add_column(0, "scenario", [scenarios]).add_column(1, "variant", [variants])
+                self.add_case(scenario, variant.name, Case(settled, variant.method, seed))
 
 
 def write_chapter(out: Path, extent: Extent, run: Run = run_here) -> Chapter:

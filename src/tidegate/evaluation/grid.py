@@ -1,0 +1,64 @@
+"""A grid of simulations: scenarios x variants x seeds, run in one go, and read as estimates over the seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeAlias, TypeVar
+
+import pyarrow as pa
+
+from tidegate.evaluation.report import Estimate, Progress
+
+CaseT = TypeVar("CaseT")
+
+Run: TypeAlias = Callable[[str, Sequence[CaseT]], pa.Table]
+"""Runs cases, a row each, in their order; the text says to people what they are for."""
+
+CASES_PER_CHUNK = 4
+
+
+def run_in_chunks(simulate: Callable[[Sequence[CaseT]], pa.Table], what: str, cases: Sequence[CaseT]) -> pa.Table:
+    """One after another, in this process, with progress for who looks on."""
+    progress = Progress(what, len(cases))
+    tables = []
+    for start in range(0, len(cases), CASES_PER_CHUNK):
+        chunk = cases[start : start + CASES_PER_CHUNK]
+        tables.append(simulate(chunk))
+        progress.advance(len(chunk))
+    return pa.concat_tables(tables)
+
+
+class SeededGrid(Generic[CaseT]):
+    """Cases are added with the names of their scenario and their variant, then run, then asked about."""
+
+    def __init__(self) -> None:
+        self._keys: list[tuple[str, str]] = []
+        self._cases: list[CaseT] = []
+        self._outcomes = pa.table({})
+
+    def add_case(self, scenario: str, variant: str, case: CaseT) -> None:
+        self._keys.append((scenario, variant))
+        self._cases.append(case)
+
+    def run(self, what: str, run: Run[CaseT]) -> None:
+        self._outcomes = run(what, self._cases)
+
+    def estimate(self, scenario: str, variant: str, measure: str) -> Estimate:
+        return Estimate.of(self._values(scenario, variant, measure))
+
+    def difference(self, scenario: str, ours: str, theirs: str, measure: str) -> Estimate:
+        """Ours less theirs, seed by seed: what a seed does to both alike does not blur it."""
+        values = zip(self._values(scenario, ours, measure), self._values(scenario, theirs, measure), strict=True)
+        return Estimate.of([a - b for a, b in values])
+
+    def ratio(self, scenario: str, ours: str, theirs: str, measure: str) -> float:
+        """Of the means."""
+        return self.estimate(scenario, ours, measure).mean / self.estimate(scenario, theirs, measure).mean
+
+    def table(self) -> pa.Table:
+        scenarios, variants = zip(*self._keys, strict=True)
+        return self._outcomes.add_column(0, "scenario", [scenarios]).add_column(1, "variant", [variants])
+
+    def _values(self, scenario: str, variant: str, measure: str) -> list[float]:
+        pairs = zip(self._keys, self._outcomes[measure].to_pylist(), strict=True)
+        return [value for key, value in pairs if key == (scenario, variant)]
