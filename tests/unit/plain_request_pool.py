@@ -284,7 +284,7 @@ class RequestPool:
         before = client.machine.statistics().detections
         client.machine.on_response(hints, now_s + self.p.round_trip_s)
         is_congested = client.machine.statistics().detections > before
-        if served.wait_s < 0.01:
+        if served.wait_s < 1e-3:
             self.counts["false alarms"] += is_congested
         elif served.wait_s > 0.1:
             self.counts["missed"] += not is_congested

@@ -127,7 +127,7 @@ def steady_overload() -> Parameters:
 
 def capacity_drop() -> Parameters:
     """S3: a quarter of the capacity for a minute."""
-    return dataclasses.replace(steady_overload(), update_every_s=5.0, slow_from_s=60.0, slow_until_s=120.0)
+    return dataclasses.replace(steady_overload(), update_every_s=2.0, slow_from_s=60.0, slow_until_s=120.0)
 
 
 def after_capacity_drop() -> Parameters:
@@ -176,7 +176,7 @@ class Outcome:
     crowded_share: float
     """Of these spans: as many requests as the broker could serve in them, or more."""
     false_alarm_share: float
-    """Of responses that waited less than 10 ms at the broker: taken for congested."""
+    """Of responses that waited less than 1 ms at the broker: taken for congested."""
     missed_share: float
     """Of responses that waited more than 100 ms at the broker: not taken for congested."""
     fairness: float

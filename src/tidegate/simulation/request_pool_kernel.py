@@ -90,7 +90,7 @@ RESTARTS: Final = 17
 DETECTIONS: Final = 18
 COUNTERS: Final = 19
 
-CALM_WAIT_S: Final = 0.01
+CALM_WAIT_S: Final = 1e-3
 CONGESTED_WAIT_S: Final = 0.1
 
 # The histograms of latencies: bins of equal ratio, 1.2 % wide, from 10 microseconds to 1000 seconds.

@@ -1,0 +1,39 @@
+"""Request pools over Spark give what a plain loop gives, and the chapter on them is the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from tidegate.client.control import Control, Strategy
+from tidegate.evaluation.control_simulated import Extent, Run, printed, run_here, run_over, write_chapter
+from tidegate.pipeline.sweep import sweep
+from tidegate.simulation.request_pool import Case, Parameters, simulate_table
+
+BRIEF = Parameters(clients=40, query_s=0.1, warm_up_s=0.5, measured_s=2.0)
+
+
+def test_any_chunks_give_what_a_plain_loop_gives(spark: SparkSession, tmp_path: Path) -> None:
+    controls = [Control(), *(printed(strategy) for strategy in Strategy)]
+    cases = [Case(BRIEF, control, seed) for control in controls for seed in range(4)]
+    cases.append(Case(replace(BRIEF, timeout_s=0.5, is_conflating=True), Control(), 1))
+    table = sweep(spark, simulate_table, cases, tmp_path, chunk_s=1e-3)
+    # Not `equals`: what was not there to be measured is NaN, which equals nothing.
+    assert repr(table.to_pylist()) == repr(simulate_table(cases).to_pylist())
+    assert table["strategy"].to_pylist()[:4] == ["adaptive"] * 4
+
+
+def test_the_chapter_over_spark_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    def write(name: str, run: Run) -> dict[str, str]:
+        out = tmp_path / name
+        out.mkdir()
+        chapter = write_chapter(out, Extent(seeds=(1, 2), sizes=(500,), size=0.01), run)
+        tables = {path.name: repr(pq.read_table(path).to_pylist()) for path in out.glob("*.parquet")}
+        return tables | {"text": chapter.write(), "claims": repr(chapter.claims)}
+
+    here = write("here", run_here)
+    assert write("over Spark", run_over(spark, tmp_path / "sweep")) == here
+    assert len(here) == 8
