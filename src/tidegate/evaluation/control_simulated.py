@@ -229,6 +229,7 @@ def resized(parameters: Parameters, size: float) -> Parameters:
         query_s=parameters.query_s / size,
         cached_query_s=parameters.cached_query_s / size,
         notification_s=parameters.notification_s / size,
+        probes_per_s=parameters.probes_per_s * size,
     )
 
 
