@@ -410,6 +410,18 @@ def test_failures_are_no_samples_of_the_average() -> None:
     assert machine.statistics().detections == 21, "three times the average is still far above it"
 
 
+@pytest.mark.parametrize("kind", [each for each in BackoffKind if each is not BackoffKind.NONE])
+def test_a_client_whose_first_requests_are_all_refused_does_not_ask_at_once(kind: BackoffKind) -> None:
+    machine = ActiveControl(Control(backoff=BackoffSettings(kind)), Random(2).random, 0.0)
+    waits_s = []
+    for _ in range(100):
+        now_s = machine.due_s
+        assert machine.on_due(now_s)
+        machine.on_refusal(None, now_s)
+        waits_s.append(machine.wait_s(now_s))
+    assert fmean(waits_s) > 1
+
+
 def test_a_timeout_backs_off_by_its_excess() -> None:
     machine = asked()
     machine.on_timeout(101.0)
@@ -470,11 +482,22 @@ def test_an_announcement_is_fetched_within_the_spread_of_the_broker() -> None:
     machine.on_response(NO_HINTS, 100.0)
     machine.on_announcement(2.4, 101.0)
     assert machine.due_s == pytest.approx(102.2)
+    machine.on_announcement(2.4, 101.5)
+    assert machine.due_s == pytest.approx(102.2), "the next one does not put it off"
     machine.on_announcement(None, 102.0)
     assert machine.due_s == pytest.approx(102.0), "at once in calm"
     assert machine.on_due(102.0)
     machine.on_announcement(2.4, 102.1)
     assert machine.due_s == math.inf, "the response that is under way has it"
+
+
+def test_a_fetch_takes_the_place_of_the_check_and_of_what_notifications_have_put_off() -> None:
+    machine = asked()
+    machine.on_response(NO_HINTS, 100.0)
+    machine.on_notification(103.0)
+    machine.on_announcement(9.0, 104.0)
+    assert machine.due_s == 108.5, "within the spread, although a check was due before"
+    assert machine.on_due(108.5)
 
 
 def test_step_1_asks_only_when_told_to_fetch() -> None:

@@ -62,6 +62,11 @@ EXCESS: Final = 4
 UNIFORM: Final = 0
 NORMAL: Final = 1
 
+# What a client does: it sleeps until a check, or until a fetch that was announced, or waits for a response.
+CHECKS_NEXT: Final = 0
+FETCHES_NEXT: Final = 1
+ASKS: Final = 2
+
 # What a lane serves.
 IDLE: Final = 0
 NOTIFICATION: Final = 1
@@ -197,7 +202,7 @@ CLIENT: Final = np.dtype(
         ("waiting", np.int32),  # decisions that wait to be sent and that no response has carried
         ("pending_from", np.int32),  # conflating: the first decision of the entry that waits, 0 for none
         ("is_queued", np.int32),
-        ("is_asking", np.int32),
+        ("phase", np.int32),
         ("new_losses", np.int32),
         ("request", np.int32),  # number of its last one
         ("attempts", np.int32),
@@ -530,7 +535,8 @@ def collide(m: Model, s: State, client: int, excess_s: float, adaptive_s: float,
         return 0.0
     if m.backoff == PRINTED:
         before_s = c.backoff_s if c.backoff_s != 0.0 else m.backoff_s_min
-        cut_s = min(before_s * m.beta, PRINTED_DURATIONS_MAX * c.average_s)
+        printed_s = PRINTED_DURATIONS_MAX * c.average_s if c.average_s != 0.0 else m.backoff_s_max
+        cut_s = min(before_s * m.beta, printed_s)
         s.clients[client].backoff_s = max(0.0, cut_s + cut_s * DEVIATION * draw_normal(s, client))
         return s.clients[client].backoff_s
     if m.backoff == FULL_JITTER:
@@ -570,7 +576,7 @@ def first_value_s(m: Model, s: State, client: int, excess_s: float, adaptive_s: 
 
 @inlined
 def wait(m: Model, s: State, client: int, wait_s: float, hint_s: float, now_s: float) -> None:
-    s.clients[client].is_asking = 0
+    s.clients[client].phase = CHECKS_NEXT
     s.clients[client].heard_at_s = MISSING
     waited_s = max(wait_s, max(0.0, bounded_s(m, hint_s, 1.0)))
     s.clients[client].waited_s = waited_s
@@ -607,19 +613,23 @@ def is_restarted(m: Model, s: State, client: int, now_s: float) -> bool:
     if wait_s <= 0:
         return False
     s.counts[RESTARTS] += 1
+    s.clients[client].phase = CHECKS_NEXT
     reschedule(s.events, client, now_s + wait_s)
     return True
 
 
 @inlined
 def on_announcement(m: Model, s: State, client: int, now_s: float) -> None:
-    if s.clients[client].is_asking:
+    if s.clients[client].phase == ASKS:
         return
     span_s = 2.0 * s.clients[client].backoff_s
     if m.is_giving_spread:
         span_s = bounded_s(m, pace_s(m, s), 1.0)
     s.clients[client].heard_at_s = MISSING
-    reschedule(s.events, client, now_s + span_s * draw(s, client))
+    due_s = now_s + span_s * draw(s, client)
+    if s.clients[client].phase != FETCHES_NEXT or due_s < s.events.due_s[s.events.place[client]]:
+        s.clients[client].phase = FETCHES_NEXT
+        reschedule(s.events, client, due_s)
 
 
 @inlined
@@ -732,7 +742,7 @@ def on_probe(m: Model, s: State, now_s: float) -> None:
 
 @inlined
 def on_client(m: Model, s: State, client: int, now_s: float) -> None:
-    if s.clients[client].is_asking:
+    if s.clients[client].phase == ASKS:
         s.counts[TIMED_OUT] += 1
         excess_s = max(0.0, max(0.0, now_s - s.clients[client].asked_at_s) - s.clients[client].threshold_s)
         on_failure(m, s, client, excess_s, MISSING, now_s)
@@ -743,7 +753,7 @@ def on_client(m: Model, s: State, client: int, now_s: float) -> None:
 @inlined
 def on_request(m: Model, s: State, client: int, now_s: float) -> None:
     lane = client % m.lanes
-    s.clients[client].is_asking = 1
+    s.clients[client].phase = ASKS
     s.clients[client].asked_at_s = now_s
     s.clients[client].heard_at_s = MISSING
     s.clients[client].request += 1
@@ -775,7 +785,7 @@ def on_served(m: Model, s: State, lane: int, now_s: float) -> None:
         count_latency(s.bystanders, now_s - served.queued_at_s + m.round_trip_s)
     else:
         s.broker[0].mean_query_s += MEAN_WEIGHT * (served.service_s - s.broker[0].mean_query_s)
-        if s.clients[client].is_asking and s.clients[client].request == served.number:
+        if s.clients[client].phase == ASKS and s.clients[client].request == served.number:
             on_response(m, s, lane, client, now_s)
         else:
             s.counts[WASTED] += 1
@@ -796,7 +806,7 @@ def on_sent(m: Model, s: State, lane: int, now_s: float) -> None:
         on_announcement(m, s, client, now_s)
         return
     learn(s, client, version, now_s)
-    if m.is_restarted_by_notifications and not s.clients[client].is_asking:
+    if m.is_restarted_by_notifications and s.clients[client].phase != ASKS:
         s.clients[client].heard_at_s = now_s
 
 
@@ -867,7 +877,7 @@ def start_service(m: Model, s: State, lane: int, now_s: float) -> None:
             drop_first(s.requests, s.requests_ends, lane)
             s.lanes[lane].notifications_in_turn = 0
             if m.codel_target_s > 0 and client != PROBE and is_late(m, s, lane, now_s - queued_at_s, now_s):
-                if s.clients[client].is_asking and s.clients[client].request == number:
+                if s.clients[client].phase == ASKS and s.clients[client].request == number:
                     on_refusal(m, s, client, backlog_s(m, s, lane), now_s)
                 continue
             serves, cost_s = REQUEST, query_cost_s(m, s)

@@ -107,6 +107,7 @@ class ActiveControl:
         self._backoff = new_backoff(control.backoff)
         self._asked_at_s = self._checked_at_s = now_s
         self._heard_at_s: float | None = None
+        self._is_fetch_planned = False
         self._waited_s = 0.0
         self._new_losses = self._losses = 0
         self._requests = self._failures = self._restarts = 0
@@ -119,6 +120,7 @@ class ActiveControl:
         self.is_asking = True
         self._asked_at_s = now_s
         self._heard_at_s = None
+        self._is_fetch_planned = False
         self._requests += 1
         self.due_s = self._planned_s = math.inf
         return True
@@ -155,13 +157,17 @@ class ActiveControl:
 
     def on_announcement(self, spread_s: float | None, now_s: float) -> None:
         """A notification that says to fetch. Everybody else has it too, so that the fetch is due at random within the
-        time that the broker gives, or within the backoff if there is one."""
+        time that the broker gives, or within the backoff if there is one. Further announcements do not put it off."""
         if self.is_asking:
             return  # the response is sent after this, and has what is announced
-        bounded_s = self._bounded_s(spread_s)
-        if bounded_s is None:
-            bounded_s = 2.0 * self._backoff.backoff_s
-        self._plan(now_s, bounded_s * self._draw())
+        within_s = self._bounded_s(spread_s)
+        if within_s is None:
+            within_s = 2.0 * self._backoff.backoff_s
+        wait_s = within_s * self._draw()
+        self._heard_at_s = None
+        if not self._is_fetch_planned or now_s + wait_s < self.due_s:
+            self._plan(now_s, wait_s)
+            self._is_fetch_planned = True
 
     def wait_s(self, now_s: float) -> float:
         """How long to sleep before `on_due`, also when the clock has jumped back since it was planned."""
@@ -218,6 +224,7 @@ class ActiveControl:
 
     def _plan(self, now_s: float, wait_s: float) -> None:
         self._heard_at_s = None
+        self._is_fetch_planned = False
         self._planned_s = wait_s
         self.due_s = now_s + wait_s
 

@@ -118,7 +118,9 @@ class PrintedBackoff:
 
     def on_collision(self, collision: Collision, draw: Uniform) -> float:
         before_s = self.backoff_s or self._settings.backoff_s_min
-        bounded_s = min(before_s * self._settings.beta, PRINTED_DURATIONS_MAX * collision.average_s)
+        # Before the first response there is no average, and 0 would be to ask again at once.
+        longest_s = PRINTED_DURATIONS_MAX * collision.average_s or self._settings.backoff_s_max
+        bounded_s = min(before_s * self._settings.beta, longest_s)
         self.backoff_s = max(0.0, bounded_s + bounded_s * DEVIATION * draw_normal(draw))
         return self.backoff_s
 
