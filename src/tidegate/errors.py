@@ -9,6 +9,7 @@
     │   ├── QueueError          Q9xx  a queue, a message, a receipt
     │   │   ├── NoSuchQueue
     │   │   └── ConflictingQueue
+    │   ├── KnowledgeError      K1xx  a triple, a query, an update, a message of SSAP
     │   └── (itself)            D8xx  a file: readings, subscriptions, a saved index
     ├── NotAllowed              A5xx  no or a wrong token, a foreign origin
     ├── Overloaded              L6xx  a limit is reached; `retry_after_s` says when to come back
@@ -88,6 +89,10 @@ class ConflictingQueue(QueueError):
     """It exists, and is not what is asked for."""
 
     status = 409
+
+
+class KnowledgeError(BadInput):
+    """A triple, a query, an update or a message that breaks the rules of docs/knowledge.md."""
 
 
 class NotAllowed(TidegateError):

@@ -1,0 +1,464 @@
+"""The graph: the triples themselves, in memory or in a directory, over pyoxigraph, which only this module knows.
+
+A change is atomic and answers with its exact delta: the triples that were not there and are, and those that were and
+are not. The store tells no deltas, so a change is worked out before it is made. Masks and triples are looked up. An
+operation of a SPARQL update is evaluated once, as a query for the solutions of its WHERE; its templates are filled in
+with them, and what follows is one transaction of data. Operations that look at what earlier ones of the same update
+have changed, or that name graphs, cannot be foreseen like this: there all triples before and after are compared, which
+costs a pass over the graph.
+
+Blank nodes become URIs on their way in. Literals with a datatype are kept by value, in one form of it (01 is 1); a
+delta shows that form. In a directory, a change is in the write-ahead log of the store when `change` returns: killing
+the process loses nothing, a power cut may lose the last moments, unless `flush` was called. One thread changes; others
+may ask meanwhile, and see the graph before a change or after it.
+
+What may go wrong: SPARQL that is malformed (K102), or cannot be evaluated (K104); triples within triples (K105);
+RDF/XML that is malformed (K106); a directory that cannot be opened (K107) or a dump that cannot be read (K108).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+import pyoxigraph as ox
+
+from tidegate.errors import KnowledgeError
+from tidegate.knowledge import sparql
+from tidegate.knowledge.rdf_xml import without_entities
+from tidegate.knowledge.terms import (
+    PRIVATE_SCHEME,
+    Blank,
+    Literal,
+    Mask,
+    Term,
+    Triple,
+    Uri,
+    private_iri,
+    skolem,
+    text_of,
+)
+
+IRIS_REMEMBERED: Final = 1 << 16
+_STRING: Final = "http://www.w3.org/2001/XMLSchema#string"
+_DEFAULT_GRAPH: Final = ox.DefaultGraph()
+_Kind: TypeAlias = tuple[str, str]  # the datatype and the language of a literal
+_StoreTerm: TypeAlias = ox.NamedNode | ox.BlankNode | ox.Literal | ox.Triple
+
+
+class NewTriple(NamedTuple):
+    """A triple to insert, where blank nodes may stand for things without a name."""
+
+    subject: Uri | Blank
+    predicate: Uri
+    object: Term
+
+
+class Delta(msgspec.Struct, frozen=True):
+    """What a change has really changed. `named` tells which URI each blank node has become."""
+
+    added: tuple[Triple, ...] = ()
+    removed: tuple[Triple, ...] = ()
+    named: dict[str, Uri] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+class Solutions(msgspec.Struct, frozen=True):
+    """The answer to a SELECT: a row has a term, or None, for each variable."""
+
+    variables: tuple[str, ...]
+    rows: list[tuple[Term | None, ...]]
+
+
+Answer: TypeAlias = Solutions | bool | list[NewTriple]
+
+
+class Graph:
+    """`Graph()` lives in memory, `Graph(directory)` on disk, where one process at a time may open it."""
+
+    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+        try:
+            self._store = ox.Store() if directory is None else ox.Store(os.fspath(directory))
+        except OSError as error:
+            raise KnowledgeError(
+                "K107",
+                f"the graph in {os.fspath(directory or '')!r} cannot be opened: {error}",
+                "end the other process",
+            ) from error
+        self._kinds: set[_Kind] = set()
+        self._learn()
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def change(self, removed: Iterable[Mask] = (), inserted: Iterable[NewTriple | Triple] = ()) -> Delta:
+        """Removes what the masks match, then inserts, in one step."""
+        gone = {quad for mask in removed for quad in self._quads(mask)}
+        named: dict[str, Uri] = {}
+        new = _as_stored({_new_quad(triple, named) for triple in inserted})
+        return self._commit(gone - new, new, named)
+
+    def update(self, text: str) -> Delta:
+        """Makes a SPARQL update."""
+        text = sparql.with_iris(text, _iri)
+        if not sparql.is_update(text):
+            raise KnowledgeError("K102", "a query was sent as an update", "ask it as a query")
+        _check_update(text)
+        foreseen = self._foresee(sparql.operations_of(text))
+        if foreseen is None:
+            return self._update_and_compare(text)
+        named: dict[str, Uri] = {}
+        gone, new = foreseen
+        return self._commit(gone, {_skolemised(quad, named) for quad in new}, named)
+
+    def triples(self, masks: Iterable[Mask]) -> list[Triple]:
+        """What any of the masks matches, once each."""
+        masks = tuple(masks)
+        found = (quad for mask in masks for quad in self._quads(mask))
+        return [_stored_triple(quad) for quad in (found if len(masks) == 1 else dict.fromkeys(found))]
+
+    def query(self, text: str) -> Answer:
+        """The answer to a SPARQL query: solutions, yes or no, or the triples of a CONSTRUCT or DESCRIBE."""
+        text = sparql.with_iris(text, _iri)
+        try:
+            answer = self._store.query(text)
+            if isinstance(answer, ox.QueryBoolean):
+                return bool(answer)
+            if isinstance(answer, ox.QueryTriples):
+                return [_read_triple(triple) for triple in answer]
+            variables = tuple(variable.value for variable in answer.variables)
+            return Solutions(
+                variables, [tuple(None if value is None else _read_term(value) for value in row) for row in answer]
+            )
+        except SyntaxError as error:
+            raise _malformed(error) from error
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _not_evaluated(error) from error
+
+    def masks_of(self, text: str) -> tuple[Mask, ...] | None:
+        """What a change must match to change the answer to a query; None when any change may."""
+        return sparql.masks_of(sparql.with_iris(text, _iri))
+
+    def flush(self) -> None:
+        """Waits until all changes are on the disk, so that they outlive a power cut."""
+        self._store.flush()
+
+    def dump(self, file: str | os.PathLike[str]) -> None:
+        """Writes all triples to a file of N-Quads, which appears when it is whole."""
+        unfinished = Path(file).with_name(Path(file).name + ".unfinished")
+        self._store.dump(os.fspath(unfinished), ox.RdfFormat.N_QUADS)
+        unfinished.replace(file)
+
+    def restore(self, file: str | os.PathLike[str]) -> Delta:
+        """Makes the graph what a dump says, in one step."""
+        try:
+            dumped = set(ox.parse(path=os.fspath(file), format=ox.RdfFormat.N_QUADS))
+        except (OSError, SyntaxError) as error:
+            raise KnowledgeError(
+                "K108", f"the dump {os.fspath(file)!r} cannot be read: {error}", "give a file of N-Quads"
+            ) from error
+        named: dict[str, Uri] = {}
+        new = _as_stored({_skolemised(quad, named) for quad in dumped})
+        return self._commit(set(self._store) - new, new, named)
+
+    def _commit(self, gone: set[ox.Quad], new: set[ox.Quad], named: dict[str, Uri]) -> Delta:
+        """Makes a change that was worked out, as one transaction of the store."""
+        store = self._store
+        removed = [quad for quad in gone if quad in store]
+        added = [quad for quad in new if quad not in store]
+        if removed and added:
+            store.update(f"DELETE DATA {{{_data(removed)}}};INSERT DATA {{{_data(added)}}}")
+        elif removed:
+            store.update(f"DELETE DATA {{{_data(removed)}}}")
+        elif len(added) == 1:
+            store.add(added[0])
+        elif added:
+            store.extend(added)
+        return self._delta(added, removed, named)
+
+    def _delta(self, added: Iterable[ox.Quad], removed: Iterable[ox.Quad], named: dict[str, Uri]) -> Delta:
+        delta = Delta(tuple(map(_stored_triple, added)), tuple(map(_stored_triple, removed)), named)
+        self._kinds |= {
+            (triple.object.datatype, triple.object.language)
+            for triple in delta.added
+            if isinstance(triple.object, Literal)
+        }
+        return delta
+
+    def _foresee(self, operations: list[sparql.Operation] | None) -> tuple[set[ox.Quad], set[ox.Quad]] | None:
+        """What an update removes and inserts; None when an operation sees what one before it has changed."""
+        gone: set[ox.Quad] = set()
+        new: set[ox.Quad] = set()
+        if operations is None:
+            return None
+        for operation in operations:
+            if operation.where and _sees(operation, gone | new):
+                return None
+            deleted, inserted = self._evaluate(operation)
+            gone, new = (gone | deleted) - inserted, (new - deleted) | inserted
+        return gone, new
+
+    def _evaluate(self, operation: sparql.Operation) -> tuple[set[ox.Quad], set[ox.Quad]]:
+        prologue, deleted, inserted, where = operation
+        if not where:
+            return _data_quads(prologue, deleted), _data_quads(prologue, inserted)
+        try:
+            solutions = self._store.query(f"{prologue} SELECT * WHERE {where}")
+            assert isinstance(solutions, ox.QuerySolutions)
+            values = _values(solutions)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _not_evaluated(error) from error
+        return _filled(prologue, deleted, values), _filled(prologue, inserted, values)
+
+    def _update_and_compare(self, text: str) -> Delta:
+        before = set(self._store)
+        try:
+            self._store.update(text)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _not_evaluated(error) from error
+        named = self._name_blank_nodes()
+        after = set(self._store)
+        return self._delta(after - before, before - after, named)
+
+    def _quads(self, mask: Mask) -> Iterator[ox.Quad]:
+        subject = None if mask.subject is None else _node(mask.subject.text)
+        predicate = None if mask.predicate is None else _node(mask.predicate.text)
+        if not isinstance(mask.object, Literal):
+            named = None if mask.object is None else _node(mask.object.text)
+            yield from self._store.quads_for_pattern(subject, predicate, named, _DEFAULT_GRAPH)
+            return
+        text = mask.object.text
+        # The store finds literals with their datatype only: so it is asked once for each that there is.
+        for kind in tuple(self._kinds):
+            literal = _literal(text, *kind)
+            for quad in self._store.quads_for_pattern(subject, predicate, literal, _DEFAULT_GRAPH):
+                if isinstance(quad.object, ox.Literal) and quad.object.value == text:
+                    yield quad
+
+    def _learn(self) -> None:
+        """What of the graph is kept in memory: the kinds of its literals. Blank nodes of a process that was killed
+        while it named them get their names now."""
+        found = self._store.query(
+            "SELECT DISTINCT (DATATYPE(?o) AS ?d) (LANG(?o) AS ?l) WHERE {"
+            " {?s ?p ?o} UNION {GRAPH ?g {?s ?p ?o}} FILTER(ISLITERAL(?o)) }"
+        )
+        assert isinstance(found, ox.QuerySolutions)
+        for solution in found:
+            datatype, language = solution["d"], solution["l"]
+            assert isinstance(datatype, ox.NamedNode)
+            assert isinstance(language, ox.Literal)
+            self._kinds.add(
+                ("", language.value) if language.value or datatype.value == _STRING else (datatype.value, "")
+            )
+        self._name_blank_nodes()
+
+    def _name_blank_nodes(self) -> dict[str, Uri]:
+        named: dict[str, Uri] = {}
+        answer = self._store.query(
+            "ASK { {?s ?p ?o} UNION {GRAPH ?g {?s ?p ?o}} FILTER(ISBLANK(?s) || ISBLANK(?o) || ISBLANK(?g)) }"
+        )
+        if not answer:
+            return named
+        for quad in list(self._store):
+            skolemised = _skolemised(quad, named)
+            if skolemised != quad:
+                self._store.add(skolemised)
+                self._store.remove(quad)
+        return named
+
+
+def read_rdf_xml(text: str) -> list[NewTriple]:
+    """The triples of an RDF/XML document, for `change`. Relative names in it are taken as they are."""
+    try:
+        parsed = ox.parse(without_entities(text), ox.RdfFormat.RDF_XML, base_iri=PRIVATE_SCHEME, lenient=True)
+        return [_read_triple(quad, _text_in_document) for quad in parsed]
+    except SyntaxError as error:
+        raise KnowledgeError(
+            "K106", f"the RDF/XML cannot be read: {error}", "send one well-formed rdf:RDF element"
+        ) from error
+
+
+# From clients to the store.
+
+
+@lru_cache(IRIS_REMEMBERED)
+def _node(text: str) -> ox.NamedNode:
+    """The store alone decides what an IRI is, so that a name is stored in one form wherever it comes from."""
+    if not text.startswith(PRIVATE_SCHEME):
+        with contextlib.suppress(ValueError):  # half a character among them, which `private_iri` explains
+            return ox.NamedNode(text)
+    return ox.NamedNode(private_iri(text))
+
+
+def _iri(text: str) -> str:
+    return _node(text).value
+
+
+def _literal(text: str, datatype: str, language: str) -> ox.Literal:
+    try:
+        if language:
+            tag, _, direction = language.partition("--")
+            return ox.Literal(text, language=tag, direction=ox.BaseDirection(direction) if direction else None)
+        return ox.Literal(text, datatype=_node(datatype)) if datatype else ox.Literal(text)
+    except UnicodeEncodeError as error:
+        raise KnowledgeError("K101", f"{text[:60]!r} holds half a character", "send Unicode text as UTF-8") from error
+
+
+def _name(term: Uri | Blank, named: dict[str, Uri]) -> ox.NamedNode:
+    if isinstance(term, Blank):
+        if term.label not in named:
+            named[term.label] = skolem()
+        term = named[term.label]
+    return _node(term.text)
+
+
+def _new_quad(triple: NewTriple | Triple, named: dict[str, Uri]) -> ox.Quad:
+    found = triple.object
+    return ox.Quad(
+        _name(triple.subject, named),
+        _node(triple.predicate.text),
+        _literal(found.text, found.datatype, found.language) if isinstance(found, Literal) else _name(found, named),
+        _node(triple.graph) if isinstance(triple, Triple) and triple.graph else _DEFAULT_GRAPH,
+    )
+
+
+# From the store to clients.
+
+
+def _text_in_document(iri: str) -> str:
+    """Of a name that was relative, what was written: nothing of it is encoded yet."""
+    return iri.removeprefix(PRIVATE_SCHEME)
+
+
+def _read_literal(literal: ox.Literal) -> Literal:
+    language = literal.language or ""
+    if literal.direction is not None:
+        language += f"--{literal.direction.value}"
+    datatype = "" if language or literal.datatype.value == _STRING else text_of(literal.datatype.value)
+    return Literal(literal.value, datatype, language)
+
+
+def _read_term(term: _StoreTerm, text: Callable[[str], str] = text_of) -> Term:
+    if isinstance(term, ox.NamedNode):
+        return Uri(text(term.value))
+    if isinstance(term, ox.Literal):
+        return _read_literal(term)
+    if isinstance(term, ox.BlankNode):
+        return Blank(term.value)
+    raise KnowledgeError("K105", f"{term} is a triple within a triple", "give the statement a URI of its own")
+
+
+def _read_triple(triple: ox.Triple | ox.Quad, text: Callable[[str], str] = text_of) -> NewTriple:
+    subject, predicate = _read_term(triple.subject, text), _read_term(triple.predicate, text)
+    assert not isinstance(subject, Literal)
+    assert isinstance(predicate, Uri)
+    return NewTriple(subject, predicate, _read_term(triple.object, text))
+
+
+def _stored_triple(quad: ox.Quad) -> Triple:
+    subject, predicate, found = _read_triple(quad)
+    assert isinstance(subject, Uri), "blank nodes are named before they are stored"
+    assert not isinstance(found, Blank), "blank nodes are named before they are stored"
+    graph = quad.graph_name
+    return Triple(subject, predicate, found, text_of(graph.value) if isinstance(graph, ox.NamedNode) else "")
+
+
+# Quads.
+
+
+def _skolemised(quad: ox.Quad, named: dict[str, Uri]) -> ox.Quad:
+    subject, found, graph = quad.subject, quad.object, quad.graph_name
+    if isinstance(found, ox.Triple) or isinstance(subject, ox.Triple):
+        raise KnowledgeError("K105", f"{quad} holds a triple within a triple", "give the statement a URI of its own")
+    return ox.Quad(
+        _name(Blank(subject.value), named) if isinstance(subject, ox.BlankNode) else subject,
+        quad.predicate,
+        _name(Blank(found.value), named) if isinstance(found, ox.BlankNode) else found,
+        _name(Blank(graph.value), named) if isinstance(graph, ox.BlankNode) else graph,
+    )
+
+
+def _as_stored(quads: set[ox.Quad]) -> set[ox.Quad]:
+    """The store keeps one form of equal values: only then are sets of quads to be compared."""
+    if all(not isinstance(quad.object, ox.Literal) or quad.object.datatype.value == _STRING for quad in quads):
+        return quads
+    store = ox.Store()
+    store.extend(quads)
+    return set(store)
+
+
+def _data(quads: Iterable[ox.Quad]) -> str:
+    """The quads as the data of an update."""
+    return "".join(
+        f"{quad.subject} {quad.predicate} {quad.object}."
+        if quad.graph_name == _DEFAULT_GRAPH
+        else f"GRAPH {quad.graph_name} {{{quad.subject} {quad.predicate} {quad.object}}}"
+        for quad in quads
+    )
+
+
+def _data_quads(prologue: str, block: str) -> set[ox.Quad]:
+    store = ox.Store()
+    if block:
+        store.update(f"{prologue} INSERT DATA {block}")
+    return set(store)
+
+
+def _values(solutions: ox.QuerySolutions) -> str:
+    """Solutions as the VALUES of a query."""
+    named: dict[str, Uri] = {}
+
+    def write(term: _StoreTerm | None) -> str:
+        return (
+            "UNDEF"
+            if term is None
+            else str(_name(Blank(term.value), named) if isinstance(term, ox.BlankNode) else term)
+        )
+
+    names = " ".join(str(variable) for variable in solutions.variables)
+    rows = "".join(f"({' '.join(map(write, solution))})" for solution in solutions)
+    return f"VALUES ({names}) {{{rows}}}"
+
+
+def _filled(prologue: str, template: str, values: str) -> set[ox.Quad]:
+    """What a template becomes with solutions."""
+    if not template:
+        return set()
+    constructed = ox.Store().query(f"{prologue} CONSTRUCT {template} WHERE {{{values}}}")
+    assert isinstance(constructed, ox.QueryTriples)
+    return _as_stored({ox.Quad(triple.subject, triple.predicate, triple.object) for triple in constructed})
+
+
+def _sees(operation: sparql.Operation, changed: set[ox.Quad]) -> bool:
+    """Whether the WHERE of an operation may find something else when these quads have changed."""
+    masks = sparql.masks_of(f"{operation.prologue} SELECT * WHERE {operation.where}") if changed else ()
+    if masks is None:
+        return True
+    named: dict[str, Uri] = {}
+    triples = [_stored_triple(_skolemised(quad, named)) for quad in changed]
+    return any(mask.matches(triple) for mask in masks for triple in triples)
+
+
+def _check_update(text: str) -> None:
+    """Finds errors of syntax, in a store without anything."""
+    try:
+        ox.Store().update(text)
+    except SyntaxError as error:
+        raise _malformed(error) from error
+    except (OSError, RuntimeError, ValueError):
+        pass  # such as a graph that is not in that store
+
+
+def _malformed(error: SyntaxError) -> KnowledgeError:
+    return KnowledgeError("K102", f"the SPARQL is malformed: {error}", "declare its prefixes, and mind the place named")
+
+
+def _not_evaluated(error: Exception) -> KnowledgeError:
+    return KnowledgeError("K104", f"the SPARQL cannot be evaluated: {error}", "change the query")

@@ -1,0 +1,415 @@
+"""The text of a SPARQL query or update, as far as the broker must understand it; the store understands the rest.
+
+It finds out whether a text asks or changes, gives every URI in it the IRI that the store knows it by, refuses what
+would reach beyond the store (SERVICE, LOAD), takes an update apart into its operations, and finds the masks of a query:
+a change that none of them matches cannot change its result. Where a query is beyond this reader, it says so, and every
+change counts: a mask too many costs an evaluation, one too few would lose an indication.
+
+What may go wrong: SERVICE or LOAD (K103); triples within triples, which have no place in SSAP (K105). Other errors of
+syntax are found by the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from tidegate.errors import KnowledgeError
+from tidegate.knowledge.terms import RDF, Literal, Mask, Uri, text_of
+
+TEXTS_REMEMBERED: Final = 256
+
+_NAME: Final = "[A-Za-z0-9_\u00b7-\U000effff]"
+_TOKEN: Final = re.compile(
+    rf"""
+      (?P<blank>[\x20\t\r\n]+|\#[^\r\n]*)
+    | <(?P<iri>(?:[^\x00-\x20<>"{{}}|^`\\]|\\u[0-9A-Fa-f]{{4}}|\\U[0-9A-Fa-f]{{8}})*)>
+    | (?P<string>\"\"\"(?:"?"?(?:[^"\\]|\\.))*+\"\"\" | '''(?:'?'?(?:[^'\\]|\\.))*+'''
+        | "(?:[^"\\\r\n]|\\.)*+" | '(?:[^'\\\r\n]|\\.)*+')
+    | (?P<variable>[?$]{_NAME}+)
+    | (?P<node>_:{_NAME}(?:(?:{_NAME}|[.\-])*(?:{_NAME}|-))?)
+    | (?P<language>@[A-Za-z]+(?:--?[A-Za-z0-9]+)*)
+    | (?P<number>[+\-]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:[eE][+\-]?[0-9]+)?(?!{_NAME}|:))
+    | (?P<name>(?:{_NAME}(?:(?:{_NAME}|[.\-])*(?:{_NAME}|-))?)?:
+        (?:(?:{_NAME}|:|%[0-9A-Fa-f]{{2}}|\\.)(?:(?:{_NAME}|[.:\-]|%[0-9A-Fa-f]{{2}}|\\.)*
+            (?:{_NAME}|[:\-]|%[0-9A-Fa-f]{{2}}|\\.))?)?)
+    | (?P<word>[A-Za-z_]{_NAME}*)
+    | (?P<sign>\^\^|&&|\|\||[<>!]=|<<|>>|\{{\||\|\}}|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
+_PLAIN_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "f": "\f"}
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
+
+_QUERIES: Final = frozenset({"SELECT", "ASK", "CONSTRUCT", "DESCRIBE"})
+# Words after which every change counts: other graphs, relative names, results that follow blank nodes.
+_BEYOND: Final = frozenset({"BASE", "DESCRIBE", "FROM", "GRAPH"})
+_JOINING: Final = frozenset({"WHERE", "OPTIONAL", "UNION", "MINUS", "NOT", "EXISTS"})
+_CLOSING: Final = frozenset({"GROUP", "HAVING", "ORDER", "LIMIT", "OFFSET"})
+
+
+class Token(NamedTuple):
+    """A word of SPARQL: `value` is a keyword in capitals, the text between < and >, or what is written."""
+
+    kind: str
+    value: str
+    start: int
+    end: int
+
+    def is_word(self, *words: str) -> bool:
+        return self.kind == "word" and self.value in words
+
+
+class Operation(NamedTuple):
+    """One operation on the default graph. The blocks have their braces; without `where` they are data."""
+
+    prologue: str
+    deleted: str
+    inserted: str
+    where: str
+
+
+@lru_cache(TEXTS_REMEMBERED)
+def tokens_of(text: str) -> tuple[Token, ...]:
+    """Remembered, since each question about a text begins with them."""
+    return tuple(_tokens(text))
+
+
+def is_update(text: str) -> bool:
+    """Whether a text wants to change something; what is neither a query nor an update counts as an update."""
+    for token in _after_prologue(tokens_of(text)):
+        return token.value not in _QUERIES
+    return True
+
+
+def with_iris(text: str, iri_of: Callable[[str], str]) -> str:
+    """The same text with the IRIs of its URIs, for the store. Relative ones after a BASE are left to the store."""
+    parts, at, has_base = [], 0, False
+    for token in tokens_of(text):
+        if token.is_word("SERVICE", "LOAD"):
+            raise KnowledgeError(
+                "K103", f"{token.value} would fetch from elsewhere", "insert the triples, and ask for what is here"
+            )
+        if (token.kind == "sign" and token.value in ("<<", "{|")) or token.is_word("TRIPLE"):
+            raise KnowledgeError(
+                "K105", f"{token.value} makes a triple within a triple", "give the statement a URI of its own"
+            )
+        has_base = has_base or token.is_word("BASE")
+        if token.kind == "iri":
+            uri = _unescape(token.value)
+            if not has_base or _SCHEME.match(uri):
+                parts += [text[at : token.start], "<", iri_of(uri), ">"]
+                at = token.end
+    return "".join([*parts, text[at:]])
+
+
+def operations_of(text: str) -> list[Operation] | None:
+    """The operations of an update; None when one of them names a graph, or changes graphs as a whole."""
+    operations, prologue = [], ""
+    for tokens in _split(tokens_of(text)):
+        rest = _after_prologue(tokens)
+        declared = tokens[: len(tokens) - len(rest)]
+        prologue += "".join(text[token.start : token.end] + " " for token in declared)
+        if not rest:
+            continue
+        operation = _read_operation(text, prologue, rest)
+        if operation is None:
+            return None
+        operations.append(operation)
+    return operations
+
+
+def masks_of(text: str) -> tuple[Mask, ...] | None:
+    """The masks of a query, whose URIs have their IRIs: a change that none matches leaves the result as it is. None
+    when any change may change it."""
+    tokens = tokens_of(text)
+    if any(token.is_word(*_BEYOND) for token in tokens):
+        return None
+    try:
+        return tuple(dict.fromkeys(_MaskReader(tokens).read()))
+    except _BeyondReader:
+        return None
+
+
+def _tokens(text: str) -> Iterator[Token]:
+    for found in _TOKEN.finditer(text):
+        kind = found.lastgroup
+        assert kind is not None
+        if kind != "blank":
+            value = found[kind]
+            yield Token(kind, value.upper() if kind == "word" and value != "a" else value, *found.span())
+
+
+def _after_prologue(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
+    at = 0
+    while at < len(tokens) and tokens[at].is_word("PREFIX", "BASE"):
+        at += 3 if tokens[at].value == "PREFIX" else 2
+    return tokens[at:]
+
+
+def _split(tokens: tuple[Token, ...]) -> Iterator[tuple[Token, ...]]:
+    """The operations of an update: a semicolon outside all braces stands between them."""
+    depth, start = 0, 0
+    for at, token in enumerate(tokens):
+        if token.kind == "sign":
+            depth += (token.value == "{") - (token.value == "}")
+            if token.value == ";" and depth == 0:
+                yield tokens[start:at]
+                start = at + 1
+    yield tokens[start:]
+
+
+def _read_operation(text: str, prologue: str, tokens: tuple[Token, ...]) -> Operation | None:
+    heads, blocks = _blocks(text, tokens)
+    match heads:
+        case ["INSERT DATA"]:
+            return Operation(prologue, "", blocks[0], "")
+        case ["DELETE DATA"]:
+            return Operation(prologue, blocks[0], "", "")
+    if any(_names_graph(block) for block in blocks[:-1] or blocks):
+        return None
+    match heads:
+        case ["DELETE WHERE"]:
+            return Operation(prologue, blocks[0], "", blocks[0])
+        case ["DELETE", "WHERE"]:
+            return Operation(prologue, blocks[0], "", blocks[1])
+        case ["INSERT", "WHERE"]:
+            return Operation(prologue, "", blocks[0], blocks[1])
+        case ["DELETE", "INSERT", "WHERE"]:
+            return Operation(prologue, *blocks)
+    return None
+
+
+def _blocks(text: str, tokens: tuple[Token, ...]) -> tuple[list[str], list[str]]:
+    """The words before each block in braces, and the blocks."""
+    heads: list[str] = []
+    blocks: list[str] = []
+    words: list[str] = []
+    depth, start = 0, 0
+    for token in tokens:
+        is_sign = token.kind == "sign"
+        if is_sign and token.value == "{":
+            if depth == 0:
+                heads.append(" ".join(words))
+                words, start = [], token.start
+            depth += 1
+        elif is_sign and token.value == "}":
+            depth -= 1
+            if depth == 0:
+                blocks.append(text[start : token.end])
+        elif depth == 0:
+            words.append(token.value)
+    return ([*heads, " ".join(words)] if words else heads), blocks
+
+
+def _names_graph(block: str) -> bool:
+    return any(token.is_word("GRAPH") for token in tokens_of(block))
+
+
+def _unescape(text: str) -> str:
+    return _ESCAPE.sub(_unescaped, text) if "\\" in text else text
+
+
+def _unescaped(found: re.Match[str]) -> str:
+    digits = found[1] or found[2]
+    if digits is None:
+        return _PLAIN_ESCAPES.get(found[3], found[3])
+    return chr(int(digits, 16)) if int(digits, 16) < 0x110000 else "\ufffd"
+
+
+class _BeyondReader(Exception):
+    """The query says something that the reader of masks does not follow."""
+
+
+class _MaskReader:
+    """One pass over the tokens of a query that the store has found to be well-formed. Groups need no structure here:
+    every triple pattern counts, wherever it stands (OPTIONAL, MINUS, EXISTS, a query inside)."""
+
+    def __init__(self, tokens: tuple[Token, ...]) -> None:
+        self._prefixes: dict[str, str] = {}
+        self._masks: list[Mask] = []
+        rest = _after_prologue(tokens)
+        declared = iter(tokens[: len(tokens) - len(rest)])
+        for _, name, iri in zip(declared, declared, declared, strict=False):
+            self._prefixes[name.value] = iri.value
+        self._tokens = [*rest, Token("end", "", 0, 0)]
+        self._at = 0
+
+    def read(self) -> list[Mask]:
+        if self._take("CONSTRUCT") and self._peek().value == "{":
+            self._skip_block()
+        while self._peek().kind != "end":
+            self._element()
+        return self._masks
+
+    def _peek(self) -> Token:
+        return self._tokens[self._at]
+
+    def _next(self) -> Token:
+        token = self._tokens[self._at]
+        if token.kind == "end":
+            raise _BeyondReader
+        self._at += 1
+        return token
+
+    def _take(self, *values: str) -> bool:
+        token = self._peek()
+        if token.kind in ("word", "sign") and token.value in values:
+            self._at += 1
+            return True
+        return False
+
+    def _expect(self, value: str) -> None:
+        if not self._take(value):
+            raise _BeyondReader
+
+    def _element(self) -> None:
+        """One element of a group: braces and joining words are stepped over, expressions and data skipped."""
+        if self._take("{", "}", ".", *_JOINING):
+            return
+        if self._take("FILTER", "BIND"):
+            self._expression()
+        elif self._take("SELECT", "ASK"):
+            self._skip_until("{", "WHERE")
+        elif self._take("VALUES"):
+            while self._peek().value != "{":
+                self._next()
+            self._skip_block()
+        elif self._take(*_CLOSING):
+            self._skip_until("}", "VALUES")
+        else:
+            self._triples()
+
+    def _expression(self) -> None:
+        """`FILTER (…)`, `FILTER f(…)`; `FILTER NOT EXISTS {…}` is left to whoever reads groups."""
+        if self._peek().value not in ("NOT", "EXISTS", "("):
+            self._next()
+        if self._take("("):
+            self._parenthesis()
+
+    def _parenthesis(self) -> None:
+        """Up to its end. Groups in it are those of EXISTS."""
+        while not self._take(")"):
+            if self._take("("):
+                self._parenthesis()
+            elif self._take("{"):
+                self._group()
+            else:
+                self._next()
+
+    def _group(self) -> None:
+        depth = 1
+        while depth:
+            token = self._peek()
+            if token.kind == "end":
+                raise _BeyondReader
+            if token.kind == "sign":
+                depth += (token.value == "{") - (token.value == "}")
+            self._element()
+
+    def _skip_until(self, *values: str) -> None:
+        while self._peek().kind != "end" and not (
+            self._peek().kind in ("word", "sign") and self._peek().value in values
+        ):
+            if self._take("("):
+                self._parenthesis()
+            else:
+                self._next()
+
+    def _skip_block(self) -> None:
+        depth = 0
+        while True:
+            token = self._next()
+            if token.kind == "sign":
+                depth += (token.value == "{") - (token.value == "}")
+                if depth == 0:
+                    return
+
+    def _triples(self) -> None:
+        is_property_list = self._peek().value == "["
+        subject = self._node()
+        if isinstance(subject, Literal):
+            raise _BeyondReader
+        if is_property_list and self._peek().value in (".", "}"):
+            return
+        self._properties(subject)
+
+    def _properties(self, subject: Uri | None) -> None:
+        while True:
+            path = self._verb()
+            while True:
+                found = self._node()
+                if isinstance(path, list):
+                    self._masks += [Mask(None, predicate, None) for predicate in path]
+                else:
+                    self._masks.append(Mask(subject, path, found))
+                if not self._take(","):
+                    break
+            if not self._take(";"):
+                return
+            while self._take(";"):
+                pass
+            if self._peek().value in (".", "}", "]") or self._peek().kind == "end":
+                return
+
+    def _verb(self) -> Uri | list[Uri] | None:
+        """A predicate, None for a variable, or all the predicates of a path."""
+        if self._peek().kind == "variable":
+            self._next()
+            return None
+        start = self._at
+        path = self._path()
+        return path[0] if self._at == start + 1 else path
+
+    def _path(self) -> list[Uri]:
+        predicates: list[Uri] = []
+        while True:
+            while self._take("^"):
+                pass
+            if self._take("("):
+                predicates += self._path()
+                self._expect(")")
+            else:
+                predicates.append(self._uri(self._next()))
+            if self._take("*", "?", "!"):  # a path of no step ends at every node, whatever its predicate
+                raise _BeyondReader
+            self._take("+")
+            if not self._take("/", "|"):
+                return predicates
+
+    def _node(self) -> Uri | Literal | None:
+        """A constant of a triple pattern, or None for whatever may stand for several terms."""
+        if self._take("["):
+            if not self._take("]"):
+                self._properties(None)
+                self._expect("]")
+            return None
+        token = self._next()
+        if token.kind in ("variable", "node", "number") or token.value in ("TRUE", "FALSE"):
+            return None
+        if token.kind == "string":
+            return self._literal(token.value)
+        return self._uri(token)
+
+    def _literal(self, written: str) -> Literal | None:
+        if self._take("^^"):  # compared by its value: "01" may be the stored "1"
+            self._next()
+            return None
+        if self._peek().kind == "language":
+            self._next()
+        marks = 3 if written.startswith(('"""', "'''")) else 1
+        return Literal(_unescape(written[marks:-marks]))
+
+    def _uri(self, token: Token) -> Uri:
+        if token.kind == "iri":
+            return Uri(text_of(token.value))
+        if token.is_word("a"):
+            return Uri(RDF + "type")
+        if token.kind == "name":
+            prefix, local = token.value.split(":", 1)
+            if (start := self._prefixes.get(prefix + ":")) is not None:
+                return Uri(text_of(start + re.sub(r"\\(.)", r"\1", local)))
+        raise _BeyondReader
