@@ -59,7 +59,7 @@ class SparqlTexts:
             )
         return "{ " + " ".join(parts) + " }"
 
-    def operation(self) -> str:
+    def operation(self, may_fail: bool) -> str:
         template = "{ " + self.patterns() + " }"
         return self.one_of(
             f"INSERT DATA {self.data()}",
@@ -70,13 +70,12 @@ class SparqlTexts:
             f"DELETE {template} INSERT {{ {self.patterns()} }} WHERE {self.group()}",
             f"INSERT DATA {{ GRAPH :g {self.data()} }}",
             f"INSERT {{ GRAPH :g {template} }} WHERE {self.group()}",
-            "CLEAR GRAPH :g" if self.random.random() < 0.2 else f"DELETE DATA {self.data()}",
-            "CLEAR SILENT GRAPH :h",
+            f"CLEAR {'' if may_fail else 'SILENT'} GRAPH {self.one_of(':g', ':h')}",
         )
 
-    def update(self) -> str:
+    def update(self, may_fail: bool = True) -> str:
         """Mostly one operation; data is inserted often, or everything would soon be gone."""
-        operations = [self.operation() for _ in range(self.random.choice((1, 1, 1, 2, 3)))]
+        operations = [self.operation(may_fail) for _ in range(self.random.choice((1, 1, 1, 2, 3)))]
         if self.random.random() < 0.3:
             operations.append(f"INSERT DATA {self.data(6)}")
         return PROLOGUE + " ; ".join(operations)

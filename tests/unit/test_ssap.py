@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, Unavailable
 from tidegate.knowledge import ssap
-from tidegate.knowledge.graph import NewTriple, Solutions
+from tidegate.knowledge.graph import NewTriple
+from tidegate.knowledge.question import Result, Row, Shape, SparqlQuery
 from tidegate.knowledge.ssap import (
     ChangeBySparql,
     ChangeTriples,
@@ -22,7 +23,6 @@ from tidegate.knowledge.ssap import (
     MessageReader,
     Query,
     Request,
-    SparqlQuery,
     Status,
     Subscribe,
     Unsubscribe,
@@ -334,19 +334,21 @@ def test_an_indication_is_the_one_that_clients_expect() -> None:
 
 def test_answers_to_sparql_and_wql_are_those_that_clients_expect() -> None:
     head = '<sparql xmlns="http://www.w3.org/2005/sparql-results#"><head>'
-    answer = Solutions(("s", "o"), [(Uri("a&b"), None), (Blank("x"), Literal("5", "http://e/int"))])
-    assert ssap.write_answer(answer) == (
+    rows: list[Row] = [(Uri("a&b"), None), (Blank("x"), Literal("5", "http://e/int"))]
+    assert ssap.write_result(Result(Shape.SOLUTIONS, rows, ("s", "o"))) == (
         head + '<variable name="s"/><variable name="o"/></head><results>'
         '<result><binding name="s"><uri>a&amp;b</uri></binding></result>'
         '<result><binding name="s"><bnode>x</bnode></binding>'
         '<binding name="o"><literal datatype="http://e/int">5</literal></binding></result></results></sparql>'
     )
-    assert ssap.write_answer(True) == head + "</head><boolean>true</boolean></sparql>"
+    assert ssap.write_result(Result(Shape.TRUTH, [True])) == head + "</head><boolean>true</boolean></sparql>"
     assert (
         ssap.write_solutions(("l",), [(Literal("a", language="en"),)]).count('<literal xml:lang="en">a</literal>') == 1
     )
-    assert ssap.write_nodes([Uri("a"), Literal("b")]) == "<node_list><uri>a</uri><literal>b</literal></node_list>"
-    assert ssap.write_answer([NewTriple(Blank("x"), Uri("p"), Uri("o"))]).startswith(
+    assert ssap.write_result(Result(Shape.WQL_TRUTH, [False])) == "FALSE"
+    nodes = Result(Shape.NODES, [Uri("a"), Literal("b")])
+    assert ssap.write_result(nodes) == "<node_list><uri>a</uri><literal>b</literal></node_list>"
+    assert ssap.write_result(Result(Shape.TRIPLES, [NewTriple(Blank("x"), Uri("p"), Uri("o"))])).startswith(
         '<triple_list><triple><subject type="bnode">x</subject>'
     )
 

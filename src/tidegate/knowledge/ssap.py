@@ -16,15 +16,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 from xml.parsers import expat
 
 import msgspec
 
 from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, TidegateError
-from tidegate.knowledge.graph import Answer, NewTriple, Solutions, read_rdf_xml
+from tidegate.knowledge.graph import NewTriple, read_rdf_xml
+from tidegate.knowledge.question import Question, Result, Shape, SparqlQuery
 from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri
-from tidegate.knowledge.wql import WQL_FORMS, WqlQuery, read_wql
+from tidegate.knowledge.wql import WQL_FORMS, read_wql
 
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 DEPTH_MAX: Final = 16
@@ -99,13 +100,6 @@ class ChangeBySparql(msgspec.Struct, frozen=True):
     envelope: Envelope
     text: str
     is_confirmed: bool
-
-
-class SparqlQuery(msgspec.Struct, frozen=True):
-    text: str
-
-
-Question: TypeAlias = tuple[Mask, ...] | SparqlQuery | WqlQuery
 
 
 class Query(msgspec.Struct, frozen=True):
@@ -469,13 +463,20 @@ def write_text(text: str) -> str:
     return text if text.isascii() else text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
 
-def write_answer(answer: Answer) -> str:
-    """The answer to a SPARQL query, as results of SPARQL or as a list of triples."""
-    if isinstance(answer, Solutions):
-        return write_solutions(answer.variables, answer.rows)
-    if isinstance(answer, bool):
-        return f'<sparql xmlns="{_NAMESPACE}"><head></head><boolean>{str(answer).lower()}</boolean></sparql>'
-    return write_triples(answer)
+def write_result(result: Result) -> str:
+    """The rows of a result, or of what has changed in it."""
+    rows: Any = result.rows
+    match result.shape:
+        case Shape.TRIPLES:
+            return write_triples(rows)
+        case Shape.SOLUTIONS:
+            return write_solutions(result.variables, rows)
+        case Shape.NODES:
+            return write_nodes(rows)
+        case Shape.WQL_TRUTH:
+            return "".join("TRUE" if row else "FALSE" for row in rows)
+    truth = "".join(f"<boolean>{str(row).lower()}</boolean>" for row in rows)
+    return f'<sparql xmlns="{_NAMESPACE}"><head></head>{truth}</sparql>'
 
 
 def write_solutions(variables: Iterable[str], rows: Iterable[tuple[Term | None, ...]]) -> str:

@@ -1,0 +1,331 @@
+"""Persistent queries: questions that stay open, and exactly what changes in their results.
+
+Every committed change of the graph comes here as its delta. A subscription index over the masks of all open questions
+finds those that it may concern, so that a change costs what the index costs, however many questions are open. For a
+question of masks the delta already is the answer. Any other is asked again, once for all who have the same, and its
+rows before and after are compared; a question whose masks are unknown is asked after every change.
+
+Law: the first result, and the rows that each indication adds and removes, make the result at the last change taken.
+There is one indication a change, numbered 1, 2, 3, …, and none for a change that leaves the result as it is. Whoever is
+slow to take indications gets several changes in one: rows that came and went in between are not in it, and `merged`
+tells how many more changes it stands for. A subscription that has lost its connection goes on collecting; when it comes
+back with the number it saw last, it gets what it missed as one indication, or the whole result anew if that is too
+long ago to be known.
+
+It reads no clock and no socket. What may go wrong: a CONSTRUCT or DESCRIBE, whose blank nodes are others every time
+(K116); more subscriptions than there may be (L650, L651); a subscription that nobody knows (K117).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+
+from tidegate.errors import KnowledgeError, Overloaded
+from tidegate.filters import Constraint, Filter, Operator
+from tidegate.knowledge.graph import Delta
+from tidegate.knowledge.question import Question, Result, Row, Shape
+from tidegate.knowledge.terms import Mask, Triple
+from tidegate.layers.index import SubscriptionIndex
+from tidegate.notification import Value
+
+SUBSCRIPTIONS_MAX: Final = 100_000
+SUBSCRIPTIONS_PER_OWNER_MAX: Final = 10_000
+# How many indications are kept for those who come back, and how many changes wait apart before they are merged.
+INDICATIONS_KEPT: Final = 64
+CHANGES_APART_MAX: Final = 16
+# Of a text in a filter: longer ones are told apart by their masks, when the index has found them.
+INDEXED_CHARACTERS_MAX: Final = 512
+
+Ask: TypeAlias = Callable[[Question], Result]
+MasksOf: TypeAlias = Callable[[Question], tuple[Mask, ...] | None]
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How a multiset of rows became another one."""
+
+    added: tuple[Row, ...]
+    removed: tuple[Row, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed)
+
+
+class Indication(msgspec.Struct, frozen=True):
+    """What a subscription is told: `merged` changes more than one are in it."""
+
+    sequence: int
+    difference: Difference
+    merged: int = 0
+
+
+class Resumption(msgspec.Struct, frozen=True):
+    """How a subscription goes on: with what it missed, if anything; or from a whole result, at `sequence`."""
+
+    sequence: int
+    missed: Indication | None = None
+    result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PersistentQueriesStatistics:
+    subscriptions: int
+    queries: int
+    deltas: int
+    asked: int  # again, because a delta concerned them
+    indications: int
+    merged: int
+
+
+@dataclass(slots=True, eq=False)
+class _OpenQuery:
+    """One question, shared by all who ask it. `rows` is its present result, but of masks, where the delta is enough."""
+
+    question: Question
+    head: Result
+    rows: Counter[Row]
+    entries: list[int] = field(default_factory=list)
+    subscriptions: dict[str, _Subscription] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Subscription:
+    """`waiting` are the changes that were not taken yet; they are shared with all who have the same question. `changes`
+    counts them, and those before them that undid each other."""
+
+    owner: str
+    query: _OpenQuery
+    sequence: int = 0
+    changes: int = 0
+    waiting: list[Difference] = field(default_factory=list)
+    kept: deque[Indication] = field(default_factory=lambda: deque(maxlen=INDICATIONS_KEPT))
+
+
+class PersistentQueries:
+    """All open questions to one graph. `ask` must see the graph as it is after the last delta given to `on_change`."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        masks_of: MasksOf,
+        subscriptions_max: int = SUBSCRIPTIONS_MAX,
+        subscriptions_per_owner_max: int = SUBSCRIPTIONS_PER_OWNER_MAX,
+    ) -> None:
+        self._ask = ask
+        self._masks_of = masks_of
+        self._subscriptions_max = subscriptions_max
+        self._subscriptions_per_owner_max = subscriptions_per_owner_max
+        self._index = SubscriptionIndex()
+        self._queries: dict[Question, _OpenQuery] = {}
+        self._query_of_entry: dict[int, _OpenQuery] = {}
+        self._concerned_always: dict[Question, _OpenQuery] = {}
+        self._subscriptions: dict[str, _Subscription] = {}
+        self._subscriptions_of_owner: dict[str, dict[str, None]] = {}
+        self._next_entry = 0
+        self._deltas = self._asked = self._indications = self._merged = 0
+
+    def subscribe(self, subscription_id: str, owner: str, question: Question) -> Result:
+        """Opens a question under an id that nobody else has; its first result."""
+        assert subscription_id not in self._subscriptions, subscription_id
+        if len(self._subscriptions) >= self._subscriptions_max:
+            raise Overloaded(
+                "L650", f"there are {self._subscriptions_max} subscriptions", "end some, or come back later"
+            )
+        if len(self._subscriptions_of_owner.get(owner, ())) >= self._subscriptions_per_owner_max:
+            raise Overloaded(
+                "L651", f"{owner[:40]!r} has {self._subscriptions_per_owner_max} subscriptions", "end some of them"
+            )
+        query = self._queries.get(question) or self._open(question)
+        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(owner, query)
+        self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
+        return self._result(query)
+
+    def unsubscribe(self, subscription_id: str) -> None:
+        """KnowledgeError when there is no such subscription."""
+        subscription = self._known(subscription_id)
+        del self._subscriptions[subscription_id]
+        theirs = self._subscriptions_of_owner[subscription.owner]
+        del theirs[subscription_id]
+        if not theirs:
+            del self._subscriptions_of_owner[subscription.owner]
+        query = subscription.query
+        del query.subscriptions[subscription_id]
+        if not query.subscriptions:
+            self._close(query)
+
+    def subscriptions_of(self, owner: str) -> list[str]:
+        return list(self._subscriptions_of_owner.get(owner, ()))
+
+    def on_change(self, delta: Delta) -> list[str]:
+        """The subscriptions that have something to take because of a change."""
+        if not delta:
+            return []
+        self._deltas += 1
+        told: list[str] = []
+        for query, concerning in self._concerned(delta).items():
+            difference = self._difference(query, concerning)
+            if difference:
+                for subscription_id, subscription in query.subscriptions.items():
+                    _wait(subscription, difference)
+                    told.append(subscription_id)
+        return told
+
+    def take(self, subscription_id: str) -> Indication | None:
+        """The next indication: all changes that wait. None when there is nothing to tell."""
+        subscription = self._known(subscription_id)
+        difference = _composed(subscription.waiting)
+        subscription.waiting = []
+        if not difference:
+            return None
+        subscription.sequence += 1
+        taken = Indication(subscription.sequence, difference, subscription.changes - 1)
+        subscription.changes = 0
+        subscription.kept.append(taken)
+        self._indications += 1
+        self._merged += taken.merged
+        return taken
+
+    def resume(self, subscription_id: str, last_sequence: int) -> Resumption:
+        """Goes on after the indication that the subscriber saw last. What was missed has the next number after it."""
+        subscription = self._known(subscription_id)
+        self.take(subscription_id)  # joins what waits to what was sent, and perhaps not seen
+        missed = [indication for indication in subscription.kept if indication.sequence > last_sequence]
+        if last_sequence > subscription.sequence or len(missed) != subscription.sequence - last_sequence:
+            subscription.kept.clear()
+            return Resumption(subscription.sequence, result=self._result(subscription.query))
+        difference = _composed([indication.difference for indication in missed])
+        changes = sum(1 + indication.merged for indication in missed)
+        subscription.sequence = last_sequence + bool(difference)
+        while subscription.kept and subscription.kept[-1].sequence > last_sequence:
+            subscription.kept.pop()
+        if not difference:
+            return Resumption(last_sequence)
+        subscription.kept.append(Indication(subscription.sequence, difference, changes - 1))
+        return Resumption(subscription.sequence, missed=subscription.kept[-1])
+
+    def result_of(self, subscription_id: str) -> Result:
+        """The present result of an open question."""
+        return self._result(self._known(subscription_id).query)
+
+    def statistics(self) -> PersistentQueriesStatistics:
+        return PersistentQueriesStatistics(
+            subscriptions=len(self._subscriptions),
+            queries=len(self._queries),
+            deltas=self._deltas,
+            asked=self._asked,
+            indications=self._indications,
+            merged=self._merged,
+        )
+
+    def _known(self, subscription_id: str) -> _Subscription:
+        if subscription_id not in self._subscriptions:
+            raise KnowledgeError("K117", f"there is no subscription {subscription_id[:60]!r}", "subscribe again")
+        return self._subscriptions[subscription_id]
+
+    def _open(self, question: Question) -> _OpenQuery:
+        result = self._ask(question)
+        if isinstance(question, tuple):
+            query = _OpenQuery(question, result.with_rows([]), Counter())
+        elif result.shape is Shape.TRIPLES:
+            raise KnowledgeError("K116", "a CONSTRUCT or DESCRIBE cannot stay open", "subscribe to a SELECT")
+        else:
+            query = _OpenQuery(question, result.with_rows([]), Counter(result.rows))
+        masks = self._masks_of(question)
+        if masks is None:
+            self._concerned_always[question] = query
+        for mask in masks or ():
+            self._index.add(self._next_entry, filter_of(mask))
+            self._query_of_entry[self._next_entry] = query
+            query.entries.append(self._next_entry)
+            self._next_entry += 1
+        self._queries[question] = query
+        return query
+
+    def _close(self, query: _OpenQuery) -> None:
+        del self._queries[query.question]
+        self._concerned_always.pop(query.question, None)
+        self._index.remove_many(np.array(query.entries, np.int64))
+        for entry in query.entries:
+            del self._query_of_entry[entry]
+
+    def _result(self, query: _OpenQuery) -> Result:
+        if isinstance(query.question, tuple):
+            return self._ask(query.question)
+        return query.head.with_rows(list(query.rows.elements()))
+
+    def _concerned(self, delta: Delta) -> dict[_OpenQuery, tuple[list[Triple], list[Triple]]]:
+        """The open questions that a delta may concern, with the added and removed triples that the index found."""
+        concerned: dict[_OpenQuery, tuple[list[Triple], list[Triple]]] = {
+            query: ([], []) for query in self._concerned_always.values()
+        }
+        if not self._query_of_entry:
+            return concerned
+        for is_removed, triples in enumerate((delta.added, delta.removed)):
+            offsets, entries = self._match(triples, "removed" if is_removed else "added")
+            for triple, start, end in zip(triples, offsets, offsets[1:], strict=False):
+                for entry in entries[start:end]:
+                    concerned.setdefault(self._query_of_entry[entry], ([], []))[is_removed].append(triple)
+        return concerned
+
+    def _match(self, triples: Iterable[Triple], change: str) -> tuple[list[int], list[int]]:
+        maps = [_encode(notification_of(triple, change)) for triple in triples]
+        ends = np.cumsum([0, *map(len, maps)])
+        offsets, entries = self._index.match_maps(b"".join(maps), ends[:-1].astype(np.int64))
+        return offsets.tolist(), entries.tolist()
+
+    def _difference(self, query: _OpenQuery, concerning: tuple[list[Triple], list[Triple]]) -> Difference:
+        masks = query.question
+        if isinstance(masks, tuple):
+            # Once a triple, whichever of the masks match it; the index looks at the beginnings of long texts only.
+            added, removed = (
+                tuple(triple for triple in dict.fromkeys(found) if any(mask.matches(triple) for mask in masks))
+                for found in concerning
+            )
+            return Difference(added, removed)
+        self._asked += 1
+        rows = Counter(self._ask(query.question).rows)
+        difference = Difference(tuple((rows - query.rows).elements()), tuple((query.rows - rows).elements()))
+        query.rows = rows
+        return difference
+
+
+def notification_of(triple: Triple, change: str) -> dict[str, Value]:
+    """A changed triple as a notification, for filters."""
+    return {
+        "s": triple.subject.text[:INDEXED_CHARACTERS_MAX],
+        "p": triple.predicate.text[:INDEXED_CHARACTERS_MAX],
+        "o": triple.object.text[:INDEXED_CHARACTERS_MAX],
+        "change": change,
+        "graph": triple.graph[:INDEXED_CHARACTERS_MAX],
+    }
+
+
+def filter_of(mask: Mask) -> Filter:
+    """What the notification of every triple that a mask matches satisfies; so may a few others."""
+    terms = (("s", mask.subject), ("p", mask.predicate), ("o", mask.object))
+    wanted = [(name, term.text[:INDEXED_CHARACTERS_MAX]) for name, term in terms if term is not None]
+    return Filter(tuple(Constraint(name, Operator.EQUAL, (text,)) for name, text in [*wanted, ("graph", "")]))
+
+
+def _wait(subscription: _Subscription, difference: Difference) -> None:
+    subscription.changes += 1
+    subscription.waiting.append(difference)
+    if len(subscription.waiting) > CHANGES_APART_MAX:
+        subscription.waiting = [_composed(subscription.waiting)]
+
+
+def _composed(differences: list[Difference]) -> Difference:
+    """Several differences, one after another, as one."""
+    if len(differences) == 1:
+        return differences[0]
+    net: Counter[Row] = Counter()
+    for difference in differences:
+        net.update(difference.added)
+        net.subtract(difference.removed)
+    return Difference(tuple((+net).elements()), tuple((-net).elements()))
