@@ -25,7 +25,7 @@ from tidegate.knowledge.wql import read_wql
 NAMESPACE = "http://example.org/"
 SUBJECTS = [Uri(NAMESPACE + "a"), Uri(NAMESPACE + "b"), Uri("names/c"), Uri("Agent_X")]
 PREDICATES = [Uri(NAMESPACE + "p"), Uri(NAMESPACE + "q"), Uri("names/r")]
-OBJECTS = [*SUBJECTS[:3], Literal("x"), Literal("1"), Literal("true")]
+OBJECTS: list[Uri | Literal] = [*SUBJECTS[:3], Literal("x"), Literal("1"), Literal("true")]
 
 
 class World:

@@ -19,7 +19,7 @@ It reads no clock and no socket. What may go wrong: a CONSTRUCT or DESCRIBE, who
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
@@ -264,20 +264,16 @@ class PersistentQueries:
         concerned: dict[_OpenQuery, tuple[list[Triple], list[Triple]]] = {
             query: ([], []) for query in self._concerned_always.values()
         }
-        if not self._query_of_entry:
-            return concerned
-        for is_removed, triples in enumerate((delta.added, delta.removed)):
-            offsets, entries = self._match(triples, "removed" if is_removed else "added")
-            for triple, start, end in zip(triples, offsets, offsets[1:], strict=False):
+        if self._query_of_entry:
+            changes = [(0, "added", triple) for triple in delta.added]
+            changes += [(1, "removed", triple) for triple in delta.removed]
+            maps = [_encode(notification_of(triple, change)) for _, change, triple in changes]
+            starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)[:-1]
+            offsets, entries = (found.tolist() for found in self._index.match_maps(b"".join(maps), starts))
+            for (side, _, triple), start, end in zip(changes, offsets, offsets[1:], strict=False):
                 for entry in entries[start:end]:
-                    concerned.setdefault(self._query_of_entry[entry], ([], []))[is_removed].append(triple)
+                    concerned.setdefault(self._query_of_entry[entry], ([], []))[side].append(triple)
         return concerned
-
-    def _match(self, triples: Iterable[Triple], change: str) -> tuple[list[int], list[int]]:
-        maps = [_encode(notification_of(triple, change)) for triple in triples]
-        ends = np.cumsum([0, *map(len, maps)])
-        offsets, entries = self._index.match_maps(b"".join(maps), ends[:-1].astype(np.int64))
-        return offsets.tolist(), entries.tolist()
 
     def _difference(self, query: _OpenQuery, concerning: tuple[list[Triple], list[Triple]]) -> Difference:
         masks = query.question

@@ -1,0 +1,211 @@
+"""The request pool against a plain model: every request is answered once, in order, and never with what is outdated."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tidegate.errors import Overloaded
+from tidegate.knowledge.graph import Delta
+from tidegate.knowledge.request_pool import Answered, Lane, PoolRequest, PoolSettings, RequestPool
+from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
+
+PREDICATES = ["p", "q", "r"]
+
+
+def changed(predicate: str) -> Delta:
+    return Delta(added=(Triple(Uri("s"), Uri(predicate), Literal("x")),))
+
+
+def query(ticket: int, key: object = None, **more: object) -> PoolRequest:
+    return PoolRequest(ticket, Lane.QUERIES, **({"kp": "KP", "key": key} | more))  # type: ignore[arg-type]
+
+
+class World:
+    """Drives a pool at random. The graph is a version for each predicate; the answer to a query about predicates is
+    their versions when it began to run."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.pool = RequestPool(PoolSettings(query_workers=2, requests_max=30, requests_per_kp_max=12, answers_max=3))
+        self.now_s = 0.0
+        self.versions = dict.fromkeys(PREDICATES, 0)
+        self.running: dict[int, object] = {}
+        self.waiting: dict[int, tuple[PoolRequest, float, dict[str, int]]] = {}
+        self.tickets = 0
+        self.evaluations = self.refused = 0
+
+    def step(self) -> None:
+        self.now_s += self.random.random()
+        what = self.random.random()
+        if what < 0.55:
+            self.ask()
+        elif what < 0.65:
+            predicate = self.random.choice(PREDICATES)
+            self.versions[predicate] += 1
+            self.pool.on_change(changed(predicate))
+        elif self.running:
+            self.finish(self.random.choice(list(self.running)))
+        for request in self.pool.start(self.now_s):
+            self.evaluations += 1
+            self.running[request.ticket] = dict(self.versions)
+        assert sum(1 for ticket in self.running if self.request_of(ticket).lane is Lane.QUERIES) <= 2
+        assert sum(1 for ticket in self.running if self.request_of(ticket).lane is Lane.CHANGES) <= 1
+
+    def request_of(self, ticket: int) -> PoolRequest:
+        return self.waiting[ticket][0]
+
+    def ask(self) -> None:
+        self.tickets += 1
+        about = self.random.choice([("p",), ("q",), ("p", "r"), None])
+        masks = None if about is None else tuple(Mask(predicate=Uri(name)) for name in about)
+        kp = f"KP{self.random.randint(0, 3)}"
+        if self.random.random() < 0.2:
+            request = PoolRequest(self.tickets, Lane.CHANGES, kp)
+        else:
+            request = query(self.tickets, self.random.choice([about or "all", None]), kp=kp, masks=masks)
+        theirs = sum(1 for waiting, _, _ in self.waiting.values() if waiting.kp == kp)
+        in_lane = sum(1 for waiting, _, _ in self.waiting.values() if waiting.lane is request.lane)
+        has_room = theirs < 12 and in_lane < 30
+        try:
+            answered = self.pool.on_request(request, self.now_s)
+        except Overloaded:
+            assert not has_room
+            self.refused += 1
+            return
+        self.waiting[request.ticket] = (request, self.now_s, dict(self.versions))
+        if answered is None:
+            assert has_room
+        else:
+            self.receive(answered)
+
+    def finish(self, ticket: int) -> None:
+        if self.random.random() < 0.1:
+            del self.running[ticket]
+            for failed in self.pool.on_failed(ticket, self.now_s):
+                del self.waiting[failed]
+            return
+        for answered in self.pool.on_done(ticket, self.running.pop(ticket), self.now_s):
+            self.receive(answered)
+
+    def receive(self, answered: Answered) -> None:
+        request, arrived_s, versions = self.waiting.pop(answered.ticket)
+        about = PREDICATES if request.masks is None else [mask.predicate.text for mask in request.masks]  # type: ignore[union-attr]
+        assert all(answered.answer[name] >= versions[name] for name in about), "an answer from before the question"
+        load = answered.load
+        assert load.delay_s == load.processing_s + load.waiting_s
+        assert 0 <= load.delay_s <= self.now_s - arrived_s + load.processing_s
+        assert load.interval_s > 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_request_is_answered_once_and_never_with_what_is_outdated(seed: int) -> None:
+    world = World(seed)
+    for _ in range(600):
+        world.step()
+    while world.running:
+        world.finish(next(iter(world.running)))
+        for request in world.pool.start(world.now_s):
+            world.running[request.ticket] = dict(world.versions)
+    assert world.waiting == {}
+    statistics = world.pool.statistics()
+    assert all(lane.waiting == lane.running == 0 for lane in statistics.lanes.values())
+    assert statistics.answers <= 3
+    assert statistics.joined
+    assert statistics.cached
+    assert sum(lane.refused for lane in statistics.lanes.values()) == world.refused
+
+
+def test_a_thousand_who_ask_the_same_cost_one_evaluation() -> None:
+    pool = RequestPool()
+    for ticket in range(1000):
+        assert pool.on_request(query(ticket, "same", kp=f"KP{ticket}", masks=(Mask(predicate=Uri("p")),)), 0.0) is None
+    (request,) = pool.start(1.0)
+    answered = pool.on_done(request.ticket, "answer", 3.0)
+    assert sorted(each.ticket for each in answered) == list(range(1000))
+    assert {(each.answer, each.load.processing_s, each.load.waiting_s) for each in answered} == {("answer", 2.0, 1.0)}
+    # Each has an appointment of its own.
+    assert len({each.load.interval_s for each in answered}) == 1000
+    later = pool.on_request(query(1000, "same"), 4.0)
+    assert later is not None
+    assert later.answer == "answer"
+    pool.on_change(changed("q"))
+    assert pool.on_request(query(1001, "same"), 5.0) is not None
+    pool.on_change(changed("p"))
+    assert pool.on_request(query(1002, "same"), 6.0) is None
+
+
+def test_nobody_joins_a_query_that_began_before_a_change() -> None:
+    pool = RequestPool(PoolSettings(query_workers=2))
+    pool.on_request(query(1, "same"), 0.0)
+    assert [request.ticket for request in pool.start(0.0)] == [1]
+    pool.on_change(changed("p"))
+    pool.on_request(query(2, "same"), 0.0)
+    assert [request.ticket for request in pool.start(0.0)] == [2]
+    assert [answered.ticket for answered in pool.on_done(1, "old", 1.0)] == [1]
+    assert [answered.ticket for answered in pool.on_done(2, "new", 1.0)] == [2]
+    cached = pool.on_request(query(3, "same"), 2.0)
+    assert cached is not None
+    assert cached.answer == "new"
+
+
+def test_lanes_are_first_come_first_served_and_service_goes_before_customers() -> None:
+    pool = RequestPool(PoolSettings(query_workers=1))
+    for ticket in range(6):
+        pool.on_request(query(ticket, is_service=ticket in (3, 5)), 0.0)
+    pool.on_request(PoolRequest(6, Lane.CHANGES, "KP"), 0.0)
+    order = []
+    while started := pool.start(0.0):
+        for request in started:
+            order.append(request.ticket)
+            pool.on_done(request.ticket, None, 0.0)
+    assert [ticket for ticket in order if ticket != 6] == [3, 5, 0, 1, 2, 4]
+    assert order.index(6) <= 1, "a change does not wait for queries"
+
+
+def test_a_service_hurries_what_customers_wait_for() -> None:
+    pool = RequestPool(PoolSettings(query_workers=1))
+    for ticket, key in enumerate(("a", "b", "c")):
+        pool.on_request(query(ticket, key), 0.0)
+    pool.on_request(query(3, "c", is_service=True), 0.0)
+    (request,) = pool.start(0.0)
+    assert request.key == "c"
+    assert sorted(answered.ticket for answered in pool.on_done(request.ticket, "x", 0.0)) == [2, 3]
+    order = []
+    while started := pool.start(0.0):
+        order += [request.key for request in started]
+        pool.on_done(started[0].ticket, "x", 0.0)
+    assert order == ["a", "b"]
+
+
+def test_the_interval_grows_with_the_backlog_and_with_notifications() -> None:
+    def interval_s(waiting: int, notifying_s: float) -> float:
+        pool = RequestPool(PoolSettings(query_workers=1))
+        pool.on_notified(notifying_s, 0.0)
+        for ticket in range(1 + waiting):
+            pool.on_request(query(ticket), 0.0)
+        (request,) = pool.start(0.0)
+        return pool.on_done(request.ticket, None, 0.01)[0].load.interval_s
+
+    assert interval_s(0, 0.0) < interval_s(100, 0.0) < interval_s(900, 0.0)
+    assert interval_s(0, 0.0) < interval_s(0, 5.0)
+
+
+def test_a_refusal_says_which_limit_and_when_to_come_back() -> None:
+    pool = RequestPool(PoolSettings(requests_max=3, requests_per_kp_max=2))
+    pool.on_request(query(1, kp="one"), 0.0)
+    pool.on_request(query(2, kp="one"), 0.0)
+    with pytest.raises(Overloaded, match="L653") as refused:
+        pool.on_request(query(3, kp="one"), 0.0)
+    assert refused.value.retry_after_s > 0
+    pool.on_request(query(4, kp="two"), 0.0)
+    with pytest.raises(Overloaded, match="L652"):
+        pool.on_request(query(5, kp="two"), 0.0)
+    pool.on_request(PoolRequest(6, Lane.CHANGES, "two"), 0.0)
+
+
+def test_fetches_spread_by_how_many_are_told() -> None:
+    pool = RequestPool()
+    assert pool.spread_s(1) == 0.0
+    assert 0 < pool.spread_s(100) < pool.spread_s(1000)
