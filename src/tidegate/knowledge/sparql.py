@@ -47,6 +47,7 @@ _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 _QUERIES: Final = frozenset({"SELECT", "ASK", "CONSTRUCT", "DESCRIBE"})
 # Words after which every change counts: other graphs, relative names, results that follow blank nodes.
 _BEYOND: Final = frozenset({"BASE", "DESCRIBE", "FROM", "GRAPH"})
+_CHANCES: Final = frozenset({"BNODE", "NOW", "RAND", "STRUUID", "UUID"})
 _JOINING: Final = frozenset({"WHERE", "OPTIONAL", "UNION", "MINUS", "NOT", "EXISTS"})
 _CLOSING: Final = frozenset({"GROUP", "HAVING", "ORDER", "LIMIT", "OFFSET"})
 
@@ -83,6 +84,11 @@ def is_update(text: str) -> bool:
     for token in _after_prologue(tokens_of(text)):
         return token.value not in _QUERIES
     return True
+
+
+def is_repeatable(text: str) -> bool:
+    """Whether a query has the same answer as long as the graph is the same."""
+    return not any(token.is_word(*_CHANCES) for token in tokens_of(text))
 
 
 def with_iris(text: str, iri_of: Callable[[str], str]) -> str:
