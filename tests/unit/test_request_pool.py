@@ -136,6 +136,32 @@ def test_a_thousand_who_ask_the_same_cost_one_evaluation() -> None:
     assert pool.on_request(query(1002, "same"), 6.0) is None
 
 
+def test_a_change_forgets_the_answers_whose_masks_it_matches_and_no_others() -> None:
+    rng = random.Random(3)
+    terms: list[Uri | Literal] = [Uri("a"), Uri("b"), Literal("a"), Literal("c")]
+    for _ in range(300):
+        pool = RequestPool()
+        masks = [
+            tuple(
+                Mask(rng.choice([None, Uri("a"), Uri("b")]), rng.choice([None, Uri("p")]), rng.choice([None, *terms]))
+                for _ in range(rng.randint(1, 2))
+            )
+            for _ in range(6)
+        ]
+        for ticket, of_query in enumerate(masks):
+            pool.on_request(query(ticket, ticket, masks=of_query), 0.0)
+            for request in pool.start(0.0):
+                pool.on_done(request.ticket, "answer", 0.0)
+        triple = Triple(rng.choice([Uri("a"), Uri("b")]), rng.choice([Uri("p"), Uri("q")]), rng.choice(terms))
+        pool.on_change(Delta(removed=(triple,)))
+        for ticket, of_query in enumerate(masks):
+            is_known = pool.on_request(query(100 + ticket, ticket, masks=of_query), 1.0) is not None
+            if any(mask.matches(triple) for mask in of_query):
+                assert not is_known
+            elif not any(mask.object is not None and mask.object.text == triple.object.text for mask in of_query):
+                assert is_known
+
+
 def test_nobody_joins_a_query_that_began_before_a_change() -> None:
     pool = RequestPool(PoolSettings(query_workers=2))
     pool.on_request(query(1, "same"), 0.0)
