@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 
 class SsapWorld:
-    def __init__(self, settings: PoolSettings | None = None, resume_s: float = 60.0) -> None:
-        self.graph = Graph()
+    def __init__(self, settings: PoolSettings | None = None, resume_s: float = 60.0, rows_max: int = 1000) -> None:
+        self.graph = Graph(rows_max=rows_max)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()

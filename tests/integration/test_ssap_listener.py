@@ -212,6 +212,17 @@ def test_a_subscriber_that_comes_back_gets_what_it_missed(world: SsapWorld) -> N
                 assert subscriber.read_to_end() == b""
 
 
+def test_a_subscription_whose_result_grows_too_large_is_reset() -> None:
+    with SsapWorld(rows_max=2) as world, Kp(world) as subscriber, Kp(world, "KP2") as writer:
+        subscriber.ask("SUBSCRIBE", sparql("SELECT * WHERE { ?s ?p ?o }"))
+        for number in range(3):
+            assert status(writer.ask("INSERT", graph_of("insert_graph", (str(number), "p", "o")))) == SUCCESS
+        assert [text_of(subscriber.read(), "ind_sequence") for _ in range(2)] == ["1", "2"]
+        assert status(subscriber.read()) == "m3:SIB.Notification.Reset"
+        assert subscriber.read_to_end() == b""
+        assert status(writer.ask("QUERY", EVERYTHING)) == "m3:SIB.Failure.OutOfResources"
+
+
 def test_the_dead_are_cleaned_away() -> None:
     with SsapWorld(resume_s=0.0) as world:
         with Kp(world) as subscriber:

@@ -187,6 +187,22 @@ def test_service_is_a_word_that_names_and_texts_may_hold() -> None:
     assert graph.query("PREFIX x: <http://s/> ASK { x:load <SERVICE> ?service }") is True
 
 
+def test_a_result_has_a_bound() -> None:
+    graph = Graph(rows_max=3)
+    graph.change(inserted=[x(str(number)) for number in range(3)])
+    assert len(graph.triples([Mask()])) == 3
+    graph.change(inserted=[x("more")])
+    for ask in (
+        lambda: graph.triples([Mask()]),
+        lambda: graph.triples([Mask(), Mask()]),
+        lambda: graph.query("SELECT * { ?s ?p ?o }"),
+        lambda: graph.query("CONSTRUCT WHERE { ?s ?p ?o }"),
+    ):
+        with pytest.raises(KnowledgeError, match="K109"):
+            ask()
+    assert graph.query("ASK { ?s ?p ?o }") is True
+
+
 def test_rdf_xml_keeps_relative_names_spaces_and_blank_nodes() -> None:
     text = (
         RDF_ROOT + '<rdf:Description rdf:about="Agent X 100%41"><e:v>5</e:v><e:w rdf:resource="http://x/ y"/>'

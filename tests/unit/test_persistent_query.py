@@ -31,8 +31,8 @@ OBJECTS: list[Uri | Literal] = [*SUBJECTS[:3], Literal("x"), Literal("1"), Liter
 class World:
     """A graph with its persistent queries, and how often a question was asked."""
 
-    def __init__(self, **limits: int) -> None:
-        self.graph = Graph()
+    def __init__(self, rows_max: int = 1_000_000, **limits: int) -> None:
+        self.graph = Graph(rows_max=rows_max)
         self.asked: list[Question] = []
         self.queries = PersistentQueries(self.ask, lambda question: masks_of(self.graph, question), **limits)
 
@@ -213,6 +213,19 @@ def test_what_has_ended_is_told_nothing_and_costs_nothing() -> None:
         world.queries.unsubscribe("one")
     with pytest.raises(KnowledgeError, match="K117"):
         world.queries.take("one")
+
+
+def test_a_question_that_can_be_answered_no_more_ends_and_the_others_go_on() -> None:
+    world = World(rows_max=3)
+    Subscriber(world, "large", SparqlQuery("SELECT * WHERE { ?s ?p ?o }"))
+    small = Subscriber(world, "small", SparqlQuery("SELECT (COUNT(*) AS ?n) WHERE { ?s ?p ?o }"))
+    told = world.change(*(Triple(Uri(str(number)), Uri("p"), Literal("1")) for number in range(4)))
+    assert sorted(told) == ["large", "small"]
+    small.take()
+    assert small.rows == world.rows(small.question)
+    with pytest.raises(KnowledgeError, match="K117"):
+        world.queries.take("large")
+    assert world.queries.statistics().queries == 1
 
 
 def test_limits_are_kept_and_nothing_is_left_of_what_was_refused() -> None:

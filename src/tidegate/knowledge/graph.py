@@ -13,7 +13,8 @@ the process loses nothing, a power cut may lose the last moments, unless `flush`
 may ask meanwhile, and see the graph before a change or after it.
 
 What may go wrong: SPARQL that is malformed (K102), or cannot be evaluated (K104); triples within triples (K105);
-RDF/XML that is malformed (K106); a directory that cannot be opened (K107) or a dump that cannot be read (K108).
+RDF/XML that is malformed (K106); a directory that cannot be opened (K107) or a dump that cannot be read (K108); a
+result of more than `rows_max` rows (K109).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 import pyoxigraph as ox
@@ -45,6 +46,9 @@ from tidegate.knowledge.terms import (
 )
 
 IRIS_REMEMBERED: Final = 1 << 16
+ROWS_MAX: Final = 1_000_000
+
+_T = TypeVar("_T")
 _STRING: Final = "http://www.w3.org/2001/XMLSchema#string"
 _DEFAULT_GRAPH: Final = ox.DefaultGraph()
 _Kind: TypeAlias = tuple[str, str]  # the datatype and the language of a literal
@@ -83,7 +87,7 @@ Answer: TypeAlias = Solutions | bool | list[NewTriple]
 class Graph:
     """`Graph()` lives in memory, `Graph(directory)` on disk, where one process at a time may open it."""
 
-    def __init__(self, directory: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, directory: str | os.PathLike[str] | None = None, rows_max: int = ROWS_MAX) -> None:
         try:
             self._store = ox.Store() if directory is None else ox.Store(os.fspath(directory))
         except OSError as error:
@@ -92,6 +96,7 @@ class Graph:
                 f"the graph in {os.fspath(directory or '')!r} cannot be opened: {error}",
                 "end the other process",
             ) from error
+        self._rows_max = rows_max
         self._kinds: set[_Kind] = set()
         self._learn()
 
@@ -122,7 +127,8 @@ class Graph:
         """What any of the masks matches, once each."""
         masks = tuple(masks)
         found = (quad for mask in masks for quad in self._quads(mask))
-        return [_stored_triple(quad) for quad in (found if len(masks) == 1 else dict.fromkeys(found))]
+        distinct = found if len(masks) == 1 else dict.fromkeys(self._bounded(found))
+        return [_stored_triple(quad) for quad in self._bounded(distinct)]
 
     def query(self, text: str) -> Answer:
         """The answer to a SPARQL query: solutions, yes or no, or the triples of a CONSTRUCT or DESCRIBE."""
@@ -132,11 +138,9 @@ class Graph:
             if isinstance(answer, ox.QueryBoolean):
                 return bool(answer)
             if isinstance(answer, ox.QueryTriples):
-                return [_read_triple(triple) for triple in answer]
+                return [_read_triple(triple) for triple in self._bounded(answer)]
             variables = tuple(variable.value for variable in answer.variables)
-            return Solutions(
-                variables, [tuple(None if value is None else _read_term(value) for value in row) for row in answer]
-            )
+            return Solutions(variables, [_read_row(row) for row in self._bounded(answer)])
         except SyntaxError as error:
             raise _malformed(error) from error
         except (OSError, RuntimeError, ValueError) as error:
@@ -145,6 +149,12 @@ class Graph:
     def masks_of(self, text: str) -> tuple[Mask, ...] | None:
         """What a change must match to change the answer to a query; None when any change may."""
         return sparql.masks_of(sparql.with_iris(text, _iri))
+
+    def _bounded(self, rows: Iterable[_T]) -> Iterator[_T]:
+        for number, row in enumerate(rows):
+            if number == self._rows_max:
+                raise KnowledgeError("K109", f"the result has over {number} rows", "ask for less, or use LIMIT")
+            yield row
 
     def flush(self) -> None:
         """Waits until all changes are on the disk, so that they outlive a power cut."""
@@ -353,6 +363,10 @@ def _read_term(term: _StoreTerm, text: Callable[[str], str] = text_of) -> Term:
     if isinstance(term, ox.BlankNode):
         return Blank(term.value)
     raise KnowledgeError("K105", f"{term} is a triple within a triple", "give the statement a URI of its own")
+
+
+def _read_row(row: ox.QuerySolution) -> tuple[Term | None, ...]:
+    return tuple(None if term is None else _read_term(term) for term in row)
 
 
 def _read_triple(triple: ox.Triple | ox.Quad, text: Callable[[str], str] = text_of) -> NewTriple:

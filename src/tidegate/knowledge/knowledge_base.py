@@ -14,6 +14,7 @@ What may go wrong: what the parts refuse, which is the answer; a mistake of the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -24,7 +25,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from tidegate.errors import TidegateError
+from tidegate.errors import KnowledgeError, TidegateError
 from tidegate.knowledge import question as questions
 from tidegate.knowledge.graph import Delta, Graph, NewTriple
 from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
@@ -59,7 +60,8 @@ class AskJob(msgspec.Struct, frozen=True):
 
 
 class SubscribeJob(msgspec.Struct, frozen=True):
-    """Answered with a Subscribed. `on_news` is called whenever there is something to take."""
+    """Answered with a Subscribed. `on_news` is called whenever there is something to take, and when nothing can be
+    taken any more (K117)."""
 
     question: Question
     on_news: Callable[[], None]
@@ -117,7 +119,11 @@ class KnowledgeBase:
         self._run_started()
 
     def take(self, subscription_id: str) -> Indication | None:
-        return self.queries.take(subscription_id)
+        try:
+            return self.queries.take(subscription_id)
+        except KnowledgeError:
+            self._on_news.pop(subscription_id, None)
+            raise
 
     def resume(self, subscription_id: str, last_sequence: int, on_news: Callable[[], None]) -> Resumption:
         """Goes on with a subscription on another connection."""
@@ -141,7 +147,9 @@ class KnowledgeBase:
         now_s = self._now_s()
         for subscription_id, detached_s in list(self._detached_s.items()):
             if now_s - detached_s > self._resume_s:
-                self.unsubscribe(subscription_id)
+                del self._detached_s[subscription_id]
+                with contextlib.suppress(KnowledgeError):  # its question could be answered no more
+                    self.queries.unsubscribe(subscription_id)
 
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)

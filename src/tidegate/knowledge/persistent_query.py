@@ -12,12 +12,15 @@ tells how many more changes it stands for. A subscription that has lost its conn
 back with the number it saw last, it gets what it missed as one indication, or the whole result anew if that is too
 long ago to be known.
 
-It reads no clock and no socket. What may go wrong: a CONSTRUCT or DESCRIBE, whose blank nodes are others every time
-(K116); more subscriptions than there may be (L650, L651); a subscription that nobody knows (K117).
+It reads no clock and no socket. What may go wrong: a question that fails when it is asked again, such as one whose
+result has grown too large, which ends its subscriptions and concerns no others; a CONSTRUCT or DESCRIBE, whose blank
+nodes are others every time (K116); more subscriptions than there may be (L650, L651); a subscription that nobody knows
+(K117).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,6 +36,8 @@ from tidegate.knowledge.question import Question, Result, Row, Shape
 from tidegate.knowledge.terms import Mask, Triple
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.notification import Value
+
+log = logging.getLogger(__name__)
 
 SUBSCRIPTIONS_MAX: Final = 100_000
 SUBSCRIPTIONS_PER_OWNER_MAX: Final = 10_000
@@ -163,13 +168,20 @@ class PersistentQueries:
         return list(self._subscriptions_of_owner.get(owner, ()))
 
     def on_change(self, delta: Delta) -> list[str]:
-        """The subscriptions that have something to take because of a change."""
+        """The subscriptions that have something to take because of a change, or are known no more."""
         if not delta:
             return []
         self._deltas += 1
         told: list[str] = []
         for query, concerning in self._concerned(delta).items():
-            difference = self._difference(query, concerning)
+            try:
+                difference = self._difference(query, concerning)
+            except KnowledgeError as error:
+                log.warning("a persistent query is ended, as it cannot be answered any more: %s", error)
+                told += list(query.subscriptions)
+                for subscription_id in list(query.subscriptions):
+                    self.unsubscribe(subscription_id)
+                continue
             if difference:
                 for subscription_id, subscription in query.subscriptions.items():
                     _wait(subscription, difference)

@@ -60,6 +60,7 @@ class Status(StrEnum):
 
 
 _STATUS_OF_CODE: Final = {
+    "K109": Status.OUT_OF_RESOURCES,
     "K110": Status.BAD_SYNTAX,
     "K111": Status.BAD_SYNTAX,
     "K112": Status.OUT_OF_RESOURCES,

@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from tidegate.errors import TidegateError
+from tidegate.errors import KnowledgeError, TidegateError
 from tidegate.knowledge import ssap
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, Subscribed, SubscribeJob, UpdateJob
@@ -94,6 +94,8 @@ class SsapConnection(asyncio.Protocol):
         self._reader = ssap.MessageReader()
         self._requests: deque[ssap.Request | ssap.Malformed] = deque()
         self._subscriptions: dict[str, tuple[Envelope, Result]] = {}
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._is_answering = False
         self._is_pumping = False
         self._is_at_end = False
@@ -174,6 +176,7 @@ class SsapConnection(asyncio.Protocol):
         while self._requests and not self._is_answering and self._is_writable and self._transport is not None:
             self._handle(self._requests.popleft())
         self._is_pumping = False
+        self._flush()
         self._read_or_not()
         is_done = self._is_at_end and not self._requests and not self._is_answering
         if is_done and (self._is_broken or not self._subscriptions):
@@ -300,7 +303,15 @@ class SsapConnection(asyncio.Protocol):
 
     def _indicate(self, subscription_id: str) -> None:
         """What waits goes out, unless the peer is behind: then it waits on, and is merged with what comes."""
-        if self._is_writable and (taken := self._knowledge.take(subscription_id)) is not None:
+        if not self._is_writable:
+            return
+        try:
+            taken = self._knowledge.take(subscription_id)
+        except KnowledgeError:  # its question can be answered no more
+            del self._listener.subscribers[subscription_id]
+            self.end_subscription(subscription_id, Status.RESET, b"")
+            return
+        if taken is not None:
             self._write(self._indication(subscription_id, taken))
 
     def _indication(self, subscription_id: str, taken: Indication) -> bytes:
@@ -316,9 +327,18 @@ class SsapConnection(asyncio.Protocol):
         return ssap.indication(envelope, parameters)
 
     def _write(self, message: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(message)
+        """The answers to requests that came together leave together."""
+        self._unsent.append(message)
+        self._unsent_bytes += len(message)
+        if not self._is_pumping or self._unsent_bytes > WRITE_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._unsent and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(b"".join(self._unsent))
             self._moved_s = self._loop.time()
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
 
 class _News:
