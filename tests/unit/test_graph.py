@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pyoxigraph
@@ -201,6 +203,27 @@ def test_a_result_has_a_bound() -> None:
         with pytest.raises(KnowledgeError, match="K109"):
             ask()
     assert graph.query("ASK { ?s ?p ?o }") is True
+
+
+def test_an_error_may_be_dropped_by_another_thread() -> None:
+    """It is an unraisable exception of pytest if a result of the store goes with it."""
+    graph = Graph(rows_max=1)
+    graph.change(inserted=[x("a"), x("b")])
+    errors: list[KnowledgeError] = []
+
+    def ask() -> None:
+        for question in (lambda: graph.query("SELECT * { ?s ?p ?o }"), lambda: graph.triples([Mask()])):
+            try:
+                question()
+            except KnowledgeError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    assert [error.code for error in errors] == ["K109", "K109"]
+    errors.clear()
+    gc.collect()
 
 
 def test_rdf_xml_keeps_relative_names_spaces_and_blank_nodes() -> None:

@@ -22,9 +22,9 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 import pyoxigraph as ox
@@ -48,11 +48,26 @@ from tidegate.knowledge.terms import (
 IRIS_REMEMBERED: Final = 1 << 16
 ROWS_MAX: Final = 1_000_000
 
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 _STRING: Final = "http://www.w3.org/2001/XMLSchema#string"
 _DEFAULT_GRAPH: Final = ox.DefaultGraph()
 _Kind: TypeAlias = tuple[str, str]  # the datatype and the language of a literal
 _StoreTerm: TypeAlias = ox.NamedNode | ox.BlankNode | ox.Literal | ox.Triple
+
+
+def _leaves_nothing(method: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Results of the store must be dropped by the thread that made them: an error that travels to another thread must
+    not take them along, in the frames of its traceback."""
+
+    @wraps(method)
+    def wrapper(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return method(*arguments, **named)
+        except KnowledgeError as error:
+            raise error.with_traceback(None) from None
+
+    return wrapper
 
 
 class NewTriple(NamedTuple):
@@ -110,6 +125,7 @@ class Graph:
         new = _as_stored({_new_quad(triple, named) for triple in inserted})
         return self._commit(gone - new, new, named)
 
+    @_leaves_nothing
     def update(self, text: str) -> Delta:
         """Makes a SPARQL update."""
         text = sparql.with_iris(text, _iri)
@@ -123,6 +139,7 @@ class Graph:
         gone, new = foreseen
         return self._commit(gone, {_skolemised(quad, named) for quad in new}, named)
 
+    @_leaves_nothing
     def triples(self, masks: Iterable[Mask]) -> list[Triple]:
         """What any of the masks matches, once each."""
         masks = tuple(masks)
@@ -130,6 +147,7 @@ class Graph:
         distinct = found if len(masks) == 1 else dict.fromkeys(self._bounded(found))
         return [_stored_triple(quad) for quad in self._bounded(distinct)]
 
+    @_leaves_nothing
     def query(self, text: str) -> Answer:
         """The answer to a SPARQL query: solutions, yes or no, or the triples of a CONSTRUCT or DESCRIBE."""
         text = sparql.with_iris(text, _iri)

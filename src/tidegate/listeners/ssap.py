@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 10.0
 STALLED_S: Final = 60.0
+LINGER_S: Final = 1.0  # for what was written, when the broker closes
 # Requests of a connection that wait for those before them; more are left in the socket.
 REQUESTS_WAITING_MAX: Final = 64
 WRITE_BYTES: Final = 256 * 1024
@@ -73,13 +74,19 @@ class SsapListener:
             connection.end_subscription(subscription_id, status, confirm)
 
     async def stop(self) -> None:
-        """Takes no more; subscribers are told that the broker closes."""
+        """Takes no more; subscribers are told that the broker closes, and have a moment to read it."""
         if self._server is not None:
             self._server.close()
         for subscription_id in list(self.subscribers):
             self.end_subscription(subscription_id, Status.CLOSING)
         for connection in list(self.connections):
             connection.close()
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + LINGER_S
+        while self.connections and loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections):
+            connection.abort()
         await asyncio.sleep(0)
 
 
@@ -149,8 +156,8 @@ class SsapConnection(asyncio.Protocol):
 
     def keep_alive(self, now_s: float) -> None:
         if not self._is_writable:
-            if self._transport is not None and now_s - self._moved_s > STALLED_S:
-                self._transport.abort()
+            if now_s - self._moved_s > STALLED_S:
+                self.abort()
         elif self._subscriptions and now_s - self._moved_s >= self._listener.keep_alive_s:
             self._write(b" ")
 
@@ -165,6 +172,10 @@ class SsapConnection(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
 
     # Requests, one after another.
 
