@@ -274,7 +274,7 @@ def test_rdf_xml_that_is_refused(text: str) -> None:
 
 def test_a_dump_restores_the_graph_in_one_step(tmp_path: Path) -> None:
     graph = Graph()
-    graph.update("INSERT DATA { <s p> <p> 'x', 5, 'a'@en . GRAPH <g> { <s> <p> 'é' } }".replace("s p", "s_p"))
+    graph.update("INSERT DATA { <s_p> <p> 'x', 5, 'a'@en . GRAPH <g> { <s> <p> 'é' } }")
     graph.change(inserted=[x("Agent X")])
     graph.dump(tmp_path / "dump.nq")
     other = Graph()
@@ -289,13 +289,40 @@ def test_a_dump_restores_the_graph_in_one_step(tmp_path: Path) -> None:
     assert len(other) == 5
 
 
-def test_a_directory_has_one_owner_and_keeps_literals_of_every_kind(tmp_path: Path) -> None:
+def test_a_directory_has_one_owner(tmp_path: Path) -> None:
+    graph = Graph(tmp_path / "not" / "yet")
+    with pytest.raises(KnowledgeError, match="K107"):
+        Graph(tmp_path / "not" / "yet")
+    assert len(graph) == 0
+
+
+@pytest.mark.parametrize("damage", ["none", "missing", "malformed"])
+def test_literals_of_every_kind_are_found_after_a_restart(tmp_path: Path, damage: str) -> None:
     graph = Graph(tmp_path)
     graph.update("INSERT DATA { <s> <p> 5, '5', '5'@en }")
-    with pytest.raises(KnowledgeError, match="K107"):
-        Graph(tmp_path)
+    graph.update(
+        "INSERT DATA { <s> <q> 1 } ; INSERT { ?s <p> '5'^^<own type> } WHERE { ?s <q> 1 }".replace("n t", "nt")
+    )
+    with pytest.raises(KnowledgeError, match="K104"):
+        graph.update("CLEAR GRAPH <nowhere>")
     del graph
-    assert len(Graph(tmp_path).triples([Mask(object=Literal("5"))])) == 3
+    kinds = tmp_path / "kinds.json"
+    known = kinds.read_text()
+    if damage == "missing":
+        kinds.unlink()
+    elif damage == "malformed":
+        kinds.write_text(known[:-3])
+    assert len(Graph(tmp_path).triples([Mask(object=Literal("5"))])) == 4
+    assert kinds.read_text() == known
+
+
+def test_blank_nodes_of_a_process_that_was_killed_are_named_when_the_graph_is_opened(tmp_path: Path) -> None:
+    """It was killed between an update and the naming: the file of kinds is not there."""
+    store = pyoxigraph.Store(tmp_path / "triples")
+    store.update("INSERT DATA { _:b <http://e/p> 'x' . <http://e/s> <http://e/p> _:b }")
+    del store
+    first, second = Graph(tmp_path).triples([Mask()])
+    assert {first.object, second.object} & {first.subject, second.subject}
 
 
 WRITER = """

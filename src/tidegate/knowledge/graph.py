@@ -4,8 +4,8 @@ A change is atomic and answers with its exact delta: the triples that were not t
 are not. The store tells no deltas, so a change is worked out before it is made. Masks and triples are looked up. An
 operation of a SPARQL update is evaluated once, as a query for the solutions of its WHERE; its templates are filled in
 with them, and what follows is one transaction of data. Operations that look at what earlier ones of the same update
-have changed, or that name graphs, cannot be foreseen like this: there all triples before and after are compared, which
-costs a pass over the graph.
+have changed, or that name graphs, cannot be foreseen like this: there, what their templates may change is compared
+before and after, at worst the whole graph.
 
 Blank nodes become URIs on their way in. Literals with a datatype are kept by value, in one form of it (01 is 1); a
 delta shows that form. In a directory, a change is in the write-ahead log of the store when `change` returns: killing
@@ -31,6 +31,7 @@ import pyoxigraph as ox
 
 from tidegate.errors import KnowledgeError
 from tidegate.knowledge import sparql
+from tidegate.knowledge.literal_kinds import Kind, LiteralKinds
 from tidegate.knowledge.rdf_xml import without_entities
 from tidegate.knowledge.terms import (
     PRIVATE_SCHEME,
@@ -52,7 +53,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _STRING: Final = "http://www.w3.org/2001/XMLSchema#string"
 _DEFAULT_GRAPH: Final = ox.DefaultGraph()
-_Kind: TypeAlias = tuple[str, str]  # the datatype and the language of a literal
 _StoreTerm: TypeAlias = ox.NamedNode | ox.BlankNode | ox.Literal | ox.Triple
 
 
@@ -103,17 +103,11 @@ class Graph:
     """`Graph()` lives in memory, `Graph(directory)` on disk, where one process at a time may open it."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, rows_max: int = ROWS_MAX) -> None:
-        try:
-            self._store = ox.Store() if directory is None else ox.Store(os.fspath(directory))
-        except OSError as error:
-            raise KnowledgeError(
-                "K107",
-                f"the graph in {os.fspath(directory or '')!r} cannot be opened: {error}",
-                "end the other process",
-            ) from error
         self._rows_max = rows_max
-        self._kinds: set[_Kind] = set()
-        self._learn()
+        self._kinds = LiteralKinds(None if directory is None else Path(directory) / "kinds.json")
+        self._store = ox.Store() if directory is None else _open(Path(directory))
+        if not self._kinds.load():
+            self._learn()
 
     def __len__(self) -> int:
         return len(self._store)
@@ -132,9 +126,10 @@ class Graph:
         if not sparql.is_update(text):
             raise KnowledgeError("K102", "a query was sent as an update", "ask it as a query")
         _check_update(text)
-        foreseen = self._foresee(sparql.operations_of(text))
+        operations = sparql.operations_of(text)
+        foreseen = self._foresee(operations)
         if foreseen is None:
-            return self._update_and_compare(text)
+            return self._update_and_compare(text, None if operations is None else _template_masks(operations))
         named: dict[str, Uri] = {}
         gone, new = foreseen
         return self._commit(gone, {_skolemised(quad, named) for quad in new}, named)
@@ -201,6 +196,7 @@ class Graph:
         store = self._store
         removed = [quad for quad in gone if quad in store]
         added = [quad for quad in new if quad not in store]
+        self._kinds.add(_kinds_of(added))
         if removed and added:
             store.update(f"DELETE DATA {{{_data(removed)}}};INSERT DATA {{{_data(added)}}}")
         elif removed:
@@ -209,16 +205,7 @@ class Graph:
             store.add(added[0])
         elif added:
             store.extend(added)
-        return self._delta(added, removed, named)
-
-    def _delta(self, added: Iterable[ox.Quad], removed: Iterable[ox.Quad], named: dict[str, Uri]) -> Delta:
-        delta = Delta(tuple(map(_stored_triple, added)), tuple(map(_stored_triple, removed)), named)
-        self._kinds |= {
-            (triple.object.datatype, triple.object.language)
-            for triple in delta.added
-            if isinstance(triple.object, Literal)
-        }
-        return delta
+        return _delta(added, removed, named)
 
     def _foresee(self, operations: list[sparql.Operation] | None) -> tuple[set[ox.Quad], set[ox.Quad]] | None:
         """What an update removes and inserts; None when an operation sees what one before it has changed."""
@@ -245,15 +232,33 @@ class Graph:
             raise _not_evaluated(error) from error
         return _filled(prologue, deleted, values), _filled(prologue, inserted, values)
 
-    def _update_and_compare(self, text: str) -> Delta:
-        before = set(self._store)
+    def _update_and_compare(self, text: str, masks: tuple[Mask, ...] | None) -> Delta:
+        """Compares what the masks match, or everything, before and after."""
+        before = self._snapshot(masks)
+        named: dict[str, Uri] = {}
+        self._kinds.doubt()
         try:
             self._store.update(text)
         except (OSError, RuntimeError, ValueError) as error:
+            self._kinds.confirm()
             raise _not_evaluated(error) from error
-        named = self._name_blank_nodes()
-        after = set(self._store)
-        return self._delta(after - before, before - after, named)
+        after = self._snapshot(masks)
+        added = self._name_blank_nodes(after - before, named)
+        self._kinds.add(_kinds_of(added))
+        self._kinds.confirm()
+        return _delta(added, before - after, named)
+
+    def _snapshot(self, masks: tuple[Mask, ...] | None) -> set[ox.Quad]:
+        return set(self._store) if masks is None else {quad for mask in masks for quad in self._quads(mask)}
+
+    def _name_blank_nodes(self, quads: Iterable[ox.Quad], named: dict[str, Uri]) -> set[ox.Quad]:
+        """Gives stored blank nodes their names. A process that is killed meanwhile does it when it opens the graph."""
+        skolemised = {quad: _skolemised(quad, named) for quad in quads}
+        for quad, new in skolemised.items():
+            if new != quad:
+                self._store.add(new)
+                self._store.remove(quad)
+        return set(skolemised.values())
 
     def _quads(self, mask: Mask) -> Iterator[ox.Quad]:
         subject = None if mask.subject is None else _node(mask.subject.text)
@@ -264,42 +269,27 @@ class Graph:
             return
         text = mask.object.text
         # The store finds literals with their datatype only: so it is asked once for each that there is.
-        for kind in tuple(self._kinds):
+        for kind in self._kinds:
             literal = _literal(text, *kind)
             for quad in self._store.quads_for_pattern(subject, predicate, literal, _DEFAULT_GRAPH):
                 if isinstance(quad.object, ox.Literal) and quad.object.value == text:
                     yield quad
 
     def _learn(self) -> None:
-        """What of the graph is kept in memory: the kinds of its literals. Blank nodes of a process that was killed
-        while it named them get their names now."""
-        found = self._store.query(
-            "SELECT DISTINCT (DATATYPE(?o) AS ?d) (LANG(?o) AS ?l) WHERE {"
-            " {?s ?p ?o} UNION {GRAPH ?g {?s ?p ?o}} FILTER(ISLITERAL(?o)) }"
-        )
-        assert isinstance(found, ox.QuerySolutions)
-        for solution in found:
-            datatype, language = solution["d"], solution["l"]
-            assert isinstance(datatype, ox.NamedNode)
-            assert isinstance(language, ox.Literal)
-            self._kinds.add(
-                ("", language.value) if language.value or datatype.value == _STRING else (datatype.value, "")
-            )
-        self._name_blank_nodes()
+        """Goes through a graph of which nothing is known."""
+        self._name_blank_nodes(filter(_has_blank_node, self._store), {})
+        self._kinds.add(_kinds_of(self._store))
+        self._kinds.confirm()
 
-    def _name_blank_nodes(self) -> dict[str, Uri]:
-        named: dict[str, Uri] = {}
-        answer = self._store.query(
-            "ASK { {?s ?p ?o} UNION {GRAPH ?g {?s ?p ?o}} FILTER(ISBLANK(?s) || ISBLANK(?o) || ISBLANK(?g)) }"
-        )
-        if not answer:
-            return named
-        for quad in list(self._store):
-            skolemised = _skolemised(quad, named)
-            if skolemised != quad:
-                self._store.add(skolemised)
-                self._store.remove(quad)
-        return named
+
+def _open(directory: Path) -> ox.Store:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        return ox.Store(directory / "triples")
+    except OSError as error:
+        raise KnowledgeError(
+            "K107", f"the graph in {str(directory)!r} cannot be opened: {error}", "end the process that uses it"
+        ) from error
 
 
 def read_rdf_xml(text: str) -> list[NewTriple]:
@@ -402,7 +392,20 @@ def _stored_triple(quad: ox.Quad) -> Triple:
     return Triple(subject, predicate, found, text_of(graph.value) if isinstance(graph, ox.NamedNode) else "")
 
 
+def _delta(added: Iterable[ox.Quad], removed: Iterable[ox.Quad], named: dict[str, Uri]) -> Delta:
+    return Delta(tuple(map(_stored_triple, added)), tuple(map(_stored_triple, removed)), named)
+
+
 # Quads.
+
+
+def _kinds_of(quads: Iterable[ox.Quad]) -> set[Kind]:
+    literals = (_read_literal(quad.object) for quad in quads if isinstance(quad.object, ox.Literal))
+    return {(literal.datatype, literal.language) for literal in literals}
+
+
+def _has_blank_node(quad: ox.Quad) -> bool:
+    return any(isinstance(term, ox.BlankNode) for term in (quad.subject, quad.object, quad.graph_name))
 
 
 def _skolemised(quad: ox.Quad, named: dict[str, Uri]) -> ox.Quad:
@@ -476,6 +479,19 @@ def _sees(operation: sparql.Operation, changed: set[ox.Quad]) -> bool:
     named: dict[str, Uri] = {}
     triples = [_stored_triple(_skolemised(quad, named)) for quad in changed]
     return any(mask.matches(triple) for mask in masks for triple in triples)
+
+
+def _template_masks(operations: list[sparql.Operation]) -> tuple[Mask, ...] | None:
+    """What an update may change; None when it cannot be told. Objects are left out: a literal in a mask finds only the
+    kinds that are known before."""
+    found: set[Mask] = set()
+    for operation in operations:
+        for template in filter(None, (operation.deleted, operation.inserted)):
+            masks = sparql.masks_of(f"{operation.prologue} SELECT * WHERE {template}")
+            if masks is None:
+                return None
+            found |= {mask._replace(object=None) for mask in masks}
+    return tuple(found)
 
 
 def _check_update(text: str) -> None:
