@@ -182,6 +182,18 @@ def test_messages_may_come_in_any_pieces() -> None:
         assert read == requests, seed
 
 
+@pytest.mark.parametrize(
+    "beginning", ['<?xml version="1.0" encoding="UTF-8"?>\n', " \r\n", "\ufeff<?xml version='1.0'?>"]
+)
+def test_a_connection_may_begin_with_a_declaration(beginning: str) -> None:
+    data = (beginning + GOLDEN[0][0] + GOLDEN[3][0]).encode()
+    requests = [GOLDEN[0][1], GOLDEN[3][1]]
+    assert MessageReader().feed(data) == requests
+    reader, first = MessageReader(), data.index(b"<")
+    read = reader.feed(data[: first + 1])
+    assert [*read, *(request for byte in data[first + 1 :] for request in reader.feed(bytes([byte])))] == requests
+
+
 def test_a_message_ends_with_its_last_byte() -> None:
     """A client that waits for an answer sends nothing more."""
     for text, request in GOLDEN:
@@ -237,6 +249,8 @@ FATAL = [
     ("<SSAP_message><!DOCTYPE x []></SSAP_message>", "K110"),
     ("</connection>", "K110"),
     ("</connection><!DOCTYPE x []>", "K110"),
+    ("<?xml " + "a" * 9999, "K111"),
+    ("<SSAP_message><?xml version='1.0'?>", "K110"),
     ("GET / HTTP/1.1\r\n\r\n", "K110"),
     ("{}", "K110"),
     ("<other/>", "K110"),

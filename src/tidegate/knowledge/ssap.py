@@ -13,6 +13,7 @@ trusted; a message that lacks something or names what does not exist (K113, K114
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -40,6 +41,7 @@ _CHANGES: Final = {"INSERT": ("insert_graph",), "REMOVE": ("remove_graph",), "UP
 _NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAMESPACE: Final = "http://www.w3.org/2005/sparql-results#"
 _CONNECTION: Final = b"<connection>"
+_DECLARATION: Final = b"<?xml"
 _KINDS: Final[dict[type, str]] = {Uri: "uri", Literal: "literal", Blank: "bnode"}
 
 
@@ -167,6 +169,7 @@ class MessageReader:
         parser.CharacterDataHandler = self._text.append
         if hasattr(parser, "SetReparseDeferralEnabled"):  # else the end of a message may wait for the next one
             parser.SetReparseDeferralEnabled(False)
+        self._beginning: bytes | None = b""
         self._fed_bytes = self._message_start = len(_CONNECTION)
         parser.Parse(_CONNECTION)
 
@@ -176,6 +179,8 @@ class MessageReader:
 
     def feed(self, data: bytes) -> list[Request | Malformed]:
         """The messages that end in this piece."""
+        if self._beginning is not None:
+            data = self._without_declaration(self._beginning + data)
         try:
             self._parser.Parse(data)
             self._fed_bytes += len(data)
@@ -187,6 +192,20 @@ class MessageReader:
             self._refuse(error, is_fatal=True)
         messages, self._messages = self._messages, []
         return messages
+
+    def _without_declaration(self, data: bytes) -> bytes:
+        """What is left of the beginning of a connection without a declaration of XML, which may stand there only. As
+        long as that is not known, nothing is."""
+        text = data.removeprefix(codecs.BOM_UTF8).lstrip(b" \t\r\n")
+        if text.startswith(_DECLARATION) or _DECLARATION.startswith(text):
+            _, is_whole, following = text.partition(b"?>")
+            if is_whole:
+                text = following
+            elif len(data) <= TAG_BYTES_MAX:
+                self._beginning = data
+                return b""
+        self._beginning = None
+        return text
 
     def _check_limits(self) -> None:
         if len(self._text) > PIECES_MAX:
