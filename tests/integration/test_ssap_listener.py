@@ -160,6 +160,17 @@ def test_every_answer_tells_the_load(world: SsapWorld) -> None:
         assert interval_s > 0
 
 
+def test_an_indication_to_many_tells_them_to_spread(world: SsapWorld) -> None:
+    with Kp(world, "one") as one, Kp(world, "two") as two, Kp(world, "three") as three, Kp(world) as writer:
+        one.ask("SUBSCRIBE", EVERYTHING)
+        writer.ask("INSERT", graph_of("insert_graph", ("s", "p", "1")))
+        assert "spread_s" not in [each.get("name") for each in one.read().iter("parameter")]
+        two.ask("SUBSCRIBE", EVERYTHING)
+        three.ask("SUBSCRIBE", EVERYTHING)
+        writer.ask("INSERT", graph_of("insert_graph", ("s", "p", "2")))
+        assert all(float(text_of(kp.read(), "spread_s")) > 0 for kp in (one, two, three))
+
+
 def test_a_subscriber_that_stops_reading_costs_the_others_nothing_and_catches_up(world: SsapWorld) -> None:
     with Kp(world, "slow", receive_bytes=4096) as slow, Kp(world, "quick") as quick, Kp(world, "KP2") as writer:
         slow.ask("SUBSCRIBE", masks(("s", "p", ANY)))

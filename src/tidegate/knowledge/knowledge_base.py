@@ -93,6 +93,7 @@ class KnowledgeBase:
         self.pool = RequestPool(settings)
         self._masks_of = lru_cache(QUESTIONS_REMEMBERED)(lambda question: questions.masks_of(graph, question))
         self.queries = PersistentQueries(lambda question: questions.ask(graph, question), self._masks_of)
+        self.spread_s = 0.0  # over which those whom the last change concerns should spread their fetches
         self._publish = publish
         self._resume_s = resume_s
         self._now_s = now_s
@@ -235,6 +236,7 @@ class KnowledgeBase:
                 self._publish(delta)
             began_s = self._now_s()
             told = self.queries.on_change(delta)
+            self.spread_s = self.pool.spread_s(len(told))
             self.pool.on_notified(self._now_s() - began_s, began_s)
             for subscription_id in told:
                 if (on_news := self._on_news.get(subscription_id)) is not None:

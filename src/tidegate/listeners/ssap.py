@@ -335,6 +335,8 @@ class SsapConnection(asyncio.Protocol):
         }
         if taken.merged:
             parameters["merged"] = str(taken.merged)
+        if self._knowledge.spread_s:
+            parameters["spread_s"] = f"{self._knowledge.spread_s:.6f}"
         return ssap.indication(envelope, parameters)
 
     def _write(self, message: bytes) -> None:
