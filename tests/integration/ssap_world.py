@@ -54,7 +54,6 @@ class SsapWorld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_listener()
-        self.call(self.knowledge.close)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(TIMEOUT_S)
         self.loop.close()

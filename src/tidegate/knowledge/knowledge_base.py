@@ -8,7 +8,8 @@ indication has it. Subscribers take their indications when they can; none of the
 
 A subscription whose connection is lost is kept for `resume_s`, for a client that comes back to go on.
 
-What may go wrong: what the parts refuse, which is the answer; a mistake of the broker (K118), which is logged.
+What may go wrong: what the parts refuse, which is the answer; a mistake of the broker (K118), which is logged; a SPARQL
+query that never ends, which holds one of the query workers, as the store cannot be stopped.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
@@ -88,7 +89,6 @@ class KnowledgeBase:
         resume_s: float = RESUME_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        settings = settings or PoolSettings()
         self.graph = graph
         self.pool = RequestPool(settings)
         self._masks_of = lru_cache(QUESTIONS_REMEMBERED)(lambda question: questions.masks_of(graph, question))
@@ -102,7 +102,6 @@ class KnowledgeBase:
         self._is_running = False
         self._on_news: dict[str, Callable[[], None]] = {}
         self._detached_s: dict[str, float] = {}
-        self._threads = ThreadPoolExecutor(settings.query_workers, thread_name_prefix="sparql")
 
     def submit(self, kp: str, job: Job, on_answer: OnAnswer, is_service: bool = False) -> None:
         self._next_ticket += 1
@@ -152,9 +151,6 @@ class KnowledgeBase:
                 with contextlib.suppress(KnowledgeError):  # its question could be answered no more
                     self.queries.unsubscribe(subscription_id)
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-
     def _request(self, ticket: int, kp: str, job: Job, is_service: bool) -> PoolRequest:
         match job:
             case ChangeJob() | UpdateJob():
@@ -181,16 +177,20 @@ class KnowledgeBase:
     def _run(self, ticket: int) -> None:
         job, kp, _ = self._jobs[ticket]
         if isinstance(job, AskJob) and isinstance(job.question, SparqlQuery):
+            # A daemon, as a query that never ends must not keep the process from ending; the pool bounds their number.
             loop = asyncio.get_running_loop()
-            future = self._threads.submit(self._answer, job, kp)
-            future.add_done_callback(lambda done: loop.call_soon_threadsafe(self._on_thread_done, ticket, done))
+            threading.Thread(target=self._run_in_thread, args=(ticket, job, kp, loop), daemon=True).start()
         else:
             self._finish(ticket, self._answer(job, kp))
 
-    def _on_thread_done(self, ticket: int, done: Future[Any]) -> None:
-        if not done.cancelled():
-            self._finish(ticket, done.result())
-            self._run_started()
+    def _run_in_thread(self, ticket: int, job: Job, kp: str, loop: asyncio.AbstractEventLoop) -> None:
+        answer = self._answer(job, kp)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._on_thread_done, ticket, answer)
+
+    def _on_thread_done(self, ticket: int, answer: Any) -> None:
+        self._finish(ticket, answer)
+        self._run_started()
 
     def _answer(self, job: Job, kp: str) -> Any:
         """The one place where every failure of a job becomes an answer."""
