@@ -9,6 +9,7 @@ import pytest
 from broker_checks import run, take
 from broker_process import BrokerProcess
 from cutting_proxy import CuttingProxy
+from websocket_client import Rejected, WebSocketClient
 
 from tidegate import FilterError, connect, connect_sync
 from tidegate.filters import Filter
@@ -102,3 +103,43 @@ def test_a_context_that_lacks_a_value_is_refused_with_the_cure(broker: BrokerPro
                 assert len(await take(mine, 1)) == 1
 
     run(scenario())
+
+
+def test_a_websocket_says_where_its_subscriber_is(broker: BrokerProcess) -> None:
+    with (
+        WebSocketClient(broker.http, "floor==$floor;n>=0", context='{"floor": 1}') as mine,
+        connect_sync(broker.native) as publishing,
+    ):
+        publishing.publish([{"floor": 1, "n": 0}, {"floor": 2, "n": 1}])
+        assert mine.receive()["notification"] == {"floor": 1, "n": 0}
+        mine.say('{"context": {"floor": 2}}')
+        assert mine.receive() == {"context": {"floor": 2}}
+        publishing.publish([{"floor": 1, "n": 2}, {"floor": 2, "n": 3}])
+        assert mine.receive()["notification"] == {"floor": 2, "n": 3}
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        ("not JSON", "P344"),
+        ('{"context": 3}', "P344"),
+        ('{"context": {}, "more": 1}', "P344"),
+        ("[" * 100_000, "P344"),
+        ('{"context": {"floor": true}}', "F115"),
+    ],
+)
+def test_a_context_that_is_none_ends_the_websocket_with_the_cure(
+    broker: BrokerProcess, message: str, code: str
+) -> None:
+    with WebSocketClient(broker.http, "floor>$floor", context='{"floor": 1}') as mine:
+        mine.say(message)
+        (told,) = list(mine)
+        assert told["error"]["code"] == code
+        assert mine.close_code == 1008
+
+
+def test_a_filter_without_its_context_is_refused_over_http(broker: BrokerProcess) -> None:
+    for context, code in ((None, "F124"), ("{", "P344"), ('{"floor": null}', "P344"), ('{"room": 1}', "F124")):
+        with pytest.raises(Rejected) as rejected, WebSocketClient(broker.http, "floor==$floor", context=context):
+            pass
+        assert rejected.value.response.json()["error"]["code"] == code

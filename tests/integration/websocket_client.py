@@ -48,9 +48,11 @@ class WebSocketClient:
         headers: dict[str, str] | None = None,
         is_small: bool = False,
         tls: ssl.SSLContext | None = None,
+        context: str | None = None,
     ) -> None:
         self._address = urlsplit(http)
-        self._target = f"{path}?{urlencode(push_query(subscription_filter, policy, name))}"
+        query = push_query(subscription_filter, policy, name) | ({"context": context} if context is not None else {})
+        self._target = f"{path}?{urlencode(query)}"
         self._headers = headers or {}
         self._socket = socket.socket()
         self._socket.settimeout(WAIT_S)

@@ -185,6 +185,7 @@ BAD: list[tuple[str, str, int]] = [
     ("a==" + ",".join(["1"] * 257), "F122", 3 + 2 * 256 + 1),
     ("a==" + ",".join(["1"] * 256) + ";b==1", "F122", 3 + 2 * 256 + 4),
     ("a=='\ud800'", "F123", 5),
+    ("a==$a", "F124", 4),
 ]
 
 
@@ -287,7 +288,46 @@ def test_the_limits_themselves_are_allowed() -> None:
 def test_every_code_is_in_the_table_of_the_docs_and_is_raised_here() -> None:
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text("utf-8")
     documented = re.findall(r"^\| `(F1\d\d)` \|", page, re.MULTILINE)
-    assert documented == sorted({code for _, code, _ in BAD})
+    of_the_client = ["F125"]  # a context for what is not a text
+    assert documented == sorted({code for _, code, _ in BAD}) + of_the_client
+
+
+# The subscriber's context.
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "same"),
+    [
+        ("floor==$floor", {"floor": 3}, "floor==3"),
+        ("floor==$floor", {"floor": 3.0}, "floor==3"),
+        ("floor==$floor", {"floor": "3"}, "floor=='3'"),
+        ("open==$state", {"state": True}, "open==true"),
+        ("floor==$a,$b,7", {"a": 1, "b": "x"}, "floor==1,x,7"),
+        ("heat==$low..$high", {"low": 1, "high": 2}, "heat==1..2"),
+        ("name^=$start", {"start": "a;b"}, "name^='a;b'"),
+        ("price=='$5'", {}, "price=='$5'"),
+        ("a>$a;a<$a", {"a": 2}, "a>2;a<2"),
+    ],
+)
+def test_a_filter_takes_values_from_its_context(text: str, context: dict[str, Any], same: str) -> None:
+    assert Filter.parse(text, context) == Filter.parse(same)
+
+
+@pytest.mark.parametrize(
+    ("text", "context", "code", "column"),
+    [
+        ("a==1;floor==$floor", {}, "F124", 13),
+        ("floor==$floor", {"Floor": 1}, "F124", 8),
+        ("floor==$floor", {"floor": None}, "F124", 8),
+        ("floor==$floor", {"floor": [1]}, "F124", 8),
+        ("floor>$floor", {"floor": True}, "F115", 7),
+        ("floor==$", {"floor": 1}, "F124", 8),
+    ],
+)
+def test_a_context_that_does_not_fit_is_refused(text: str, context: dict[str, Any], code: str, column: int) -> None:
+    with pytest.raises(FilterError) as raised:
+        Filter.parse(text, context)
+    assert (raised.value.code, raised.value.column) == (code, column)
 
 
 @pytest.mark.parametrize(

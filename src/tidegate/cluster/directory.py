@@ -27,6 +27,7 @@ import msgspec
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
 
 from tidegate.errors import ConfigError, Unavailable
 from tidegate.layers.reconfiguration import State
@@ -65,12 +66,8 @@ class Directory:
         self._is_closing = False
         # Often enough that a session outlives a ZooKeeper that starts anew.
         again = {"max_tries": -1, "delay": RETRY_S, "backoff": 1, "max_jitter": 0.2, "max_delay": 2 * RETRY_S}
-        self._client = KazooClient(
-            hosts=hosts,
-            timeout=SESSION_S,
-            connection_retry=again,
-            command_retry=again | {"ignore_expire": False, "interrupt": lambda: self._is_closing},
-        )
+        self._client = KazooClient(hosts=hosts, timeout=SESSION_S, connection_retry=again)
+        self._retry = KazooRetry(**again, ignore_expire=False, interrupt=lambda: self._is_closing)
         self._address = address
         self._on_change = on_change
         self._on_expired = on_expired
@@ -149,7 +146,7 @@ class Directory:
     def load(self) -> State:
         """Remembers the version that `replace` compares with."""
         try:
-            data, stat = self._client.retry(self._client.get, f"{self._root}/state")
+            data, stat = self._again(self._client.get, f"{self._root}/state")
         except NoNodeError:
             self._client.create(f"{self._root}/state", msgspec.msgpack.encode(State.first()))
             return self.load()
@@ -160,9 +157,9 @@ class Directory:
     def replace(self, state: State) -> bool:
         encoded = msgspec.msgpack.encode(state)
         try:
-            stat = self._client.retry(self._client.set, f"{self._root}/state", encoded, self._version)
+            stat = self._again(self._client.set, f"{self._root}/state", encoded, self._version)
         except BadVersionError:
-            data, stat = self._client.retry(self._client.get, f"{self._root}/state")
+            data, stat = self._again(self._client.get, f"{self._root}/state")
             if data != encoded:
                 return False
             # A try whose answer was lost has stored it.
@@ -172,8 +169,11 @@ class Directory:
     # Inside.
 
     async def _call(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Again when the connection is lost meanwhile."""
-        found: T = await asyncio.to_thread(self._client.retry, function, *arguments, **options)
+        return await asyncio.to_thread(self._again, function, *arguments, **options)
+
+    def _again(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Until the connection is not lost meanwhile."""
+        found: T = self._retry.copy()(function, *arguments, **options)
         return found
 
     def _known(self, name: str, shape: type[T]) -> T | None:

@@ -4,12 +4,16 @@ A connection is one session with one subscription; with `name=…` that is a dur
 starts when the subscription is acknowledged: what is published after that arrives. Deliveries are taken from the outbox
 as fast as the peer reads, one JSON object each: `{"notification": {…}, "publisher": "…", "sequence": n}`, or
 `{"gap": n}` where a slow reader has lost some.
+
+A filter may name the subscriber's context, as `floor==$floor`, which `context=…` gives as JSON. Over WebSocket the
+subscriber sends `{"context": {"floor": 4}}` when it is somewhere else, and gets the same back when that is in force.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -19,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from tidegate.errors import TidegateError, Unavailable
+from tidegate.errors import ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
 from tidegate.frames import HEADER, HEADER_BYTES, Gap, Kind, decode_body, decode_deliver
 from tidegate.layers.embedded_host import BrokerHost
@@ -28,16 +32,24 @@ from tidegate.layers.frames import (
     LayerFrame,
     SessionEnded,
     SubscriptionReady,
+    SubscriptionRebound,
     SubscriptionRefused,
 )
 from tidegate.layers.outbox import Policy
 from tidegate.listeners.http_durable import DurableSession, open_durable
 from tidegate.listeners.json_response import error_response
+from tidegate.notification import Value
 from tidegate.queues import LogicalQueues
 
 TAKE_BYTES: Final = 64 * 1024
 KEEP_ALIVE_S: Final = 15.0
 CLIENT_ID: Final = 1
+
+
+class Context(msgspec.Struct, forbid_unknown_fields=True):
+    """What a subscriber says of itself."""
+
+    context: dict[str, Value]
 
 
 class PushSession:
@@ -48,6 +60,10 @@ class PushSession:
         self._point = host.connection_point
         self._session = host.open_session(self)
         self._wake = asyncio.Event()
+        self._text = ""
+        self._context: dict[str, Value] = {}
+        self._rebinding: deque[Context] = deque()
+        self._rebound: list[bytes] = []
         self._is_ready = False
         self._is_stopping = False
         self._error: TidegateError | None = None
@@ -55,6 +71,8 @@ class PushSession:
     def on_frame(self, frame: LayerFrame) -> None:
         if isinstance(frame, SubscriptionReady):
             self._is_ready = True
+        elif isinstance(frame, SubscriptionRebound):
+            self._rebound.append(msgspec.json.encode(self._rebinding.popleft()))
         elif isinstance(frame, (SessionEnded, SubscriptionRefused)):
             self._error = frame.error
         elif not isinstance(frame, DeliveriesWait):
@@ -63,7 +81,10 @@ class PushSession:
 
     async def subscribe(self, query: Mapping[str, str]) -> None:
         """Returns when the subscription is acknowledged."""
-        parsed = Filter.parse(query.get("filter", ""))
+        self._text = query.get("filter", "")
+        if "context" in query:
+            self._context = _read_context(f'{{"context": {query["context"]}}}').context
+        parsed = Filter.parse(self._text, self._context)
         policy = Policy.parse(query.get("policy", Policy.DROP_OLDEST))
         self._host.carry(self._point.subscribe(self._session, CLIENT_ID, parsed, policy))
         while not self._is_ready:
@@ -71,13 +92,27 @@ class PushSession:
                 raise self._error
             await self._wait()
 
+    def on_message(self, message: str) -> None:
+        """Of the subscriber: another context. What is wrong ends the session."""
+        try:
+            changed = _read_context(message)
+            self._context |= changed.context
+            outputs = self._point.rebind(self._session, CLIENT_ID, Filter.parse(self._text, self._context))
+        except TidegateError as error:
+            self._error = error
+            self._wake.set()
+        else:
+            self._rebinding.append(changed)
+            self._host.carry(outputs)
+
     async def events(self) -> AsyncIterator[list[bytes]]:
         """What is delivered, until the broker stops; an empty list now and then while nothing is."""
         while True:
+            rebound, self._rebound = self._rebound, []
             frames, outputs = self._point.take(self._session, TAKE_BYTES)
             self._host.carry(outputs)
-            if frames:
-                yield [event for frame in frames for event in encode_events(frame)]
+            if frames or rebound:
+                yield [*(event for frame in frames for event in encode_events(frame)), *rebound]
             elif self._error is not None:
                 raise self._error
             elif self._is_stopping:
@@ -132,7 +167,7 @@ class HttpSubscriber:
             await websocket.accept()
             async with asyncio.TaskGroup() as tasks:
                 pushing = tasks.create_task(self._push(session, websocket))
-                tasks.create_task(self._listen(websocket, pushing))
+                tasks.create_task(self._listen(session, websocket, pushing))
         except* WebSocketDisconnect:
             pass
         finally:
@@ -176,11 +211,13 @@ class HttpSubscriber:
             await websocket.send_text(msgspec.json.encode({"error": error.to_dict()}).decode())
             await websocket.close(1008, error.code)
 
-    async def _listen(self, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
-        """Nothing is expected from a subscriber but its leaving."""
+    async def _listen(self, session: Session, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
+        """A subscriber may change its context, and leave."""
         with contextlib.suppress(WebSocketDisconnect):
             while websocket.client_state is WebSocketState.CONNECTED:
-                await websocket.receive()
+                message = await websocket.receive()
+                if isinstance(session, PushSession) and message["type"] == "websocket.receive":
+                    session.on_message(message.get("text") or "")
         pushing.cancel()
 
 
@@ -198,6 +235,17 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._on_end()
+
+
+def _read_context(text: str) -> Context:
+    try:
+        return msgspec.json.decode(text, type=Context)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProtocolError(
+            "P344",
+            f"no context: {error}",
+            'give an object of names and values: context={"floor": 3}, over WebSocket {"context": {"floor": 3}}',
+        ) from error
 
 
 async def _server_sent_events(session: Session) -> AsyncIterator[bytes]:

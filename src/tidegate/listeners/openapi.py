@@ -104,6 +104,7 @@ def _filter_parameters() -> list[dict[str, Any]]:
     policy = {"type": "string", "enum": list(Policy), "default": str(Policy.DROP_OLDEST)}
     return [
         query_parameter("filter", {"type": "string"}, "Needed, unless a subscription is named", "NO2>200"),
+        query_parameter("context", {"type": "string"}, "JSON: values that the filter names by $name", '{"floor": 3}'),
         query_parameter("policy", policy, "A named one has drop-oldest or block, by default block"),
         query_parameter("name", {"type": "string"}, "Of a durable subscription, which is made when there is none"),
     ]
