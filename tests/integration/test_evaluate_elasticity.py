@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.evaluation import elasticity_scaling, elasticity_throughput
+from tidegate.evaluation import elasticity_recovery, elasticity_scaling, elasticity_throughput
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -16,7 +16,8 @@ def test_scaling_is_measured_with_both_switches(tmp_path: Path) -> None:
     chapter = elasticity_scaling.write_chapter(tmp_path, elasticity_scaling.Extent(300, 500, 50, 2.0, 1))
     delays = pq.read_table(tmp_path / "scaling.parquet").to_pandas()
     assert set(delays.switch) == {"epoch", "buffered"}
-    assert (delays.delay_ms > 0).all()
+    assert (delays.delay_p50_ms > 0).all()
+    assert (delays.delay_max_ms >= delays.delay_p50_ms).all()
     assert delays.sent_s.min() < -1 < 0 < delays.sent_s.max()
     nothing_lost = chapter.claims[-1]
     assert (nothing_lost.is_held, nothing_lost.measured) == (True, "0, 0, 0")
@@ -32,3 +33,11 @@ def test_throughput_is_measured_by_configuration(tmp_path: Path) -> None:
         assert row["notifications_s"] > 1000
         assert min(row[f"{layer}_us"] for layer in ("access_point", "matcher", "exit_point", "broker")) > 0
     assert "| 200 | 1-2-1 |" in text
+
+
+def test_recovery_is_measured_for_every_kind_of_slice(tmp_path: Path) -> None:
+    chapter = elasticity_recovery.write_chapter(tmp_path, elasticity_recovery.Extent(300, 500, 1))
+    rows = pq.read_table(tmp_path / "recovery.parquet").to_pylist()
+    assert [row["kind"] for row in rows] == ["matcher", "access-point", "exit-point"]
+    assert min(row["seconds"] for row in rows) > 0
+    assert (chapter.claims[-1].is_held, chapter.claims[-1].measured) == (True, "0, 0, 0")

@@ -32,6 +32,7 @@ class ClusterProcesses:
         self.directory = Directory(coordinator, lambda: None, lambda: None)
         self._data = data
         self._processes: list[asyncio.subprocess.Process] = []
+        self._slices: dict[str, asyncio.subprocess.Process] = {}
 
     async def __aenter__(self) -> Self:
         await self.directory.open()
@@ -52,7 +53,14 @@ class ClusterProcesses:
 
     async def start(self, kind: str) -> str:
         """A slice that serves when this returns, as a spare unless it is missing; its name."""
-        return await self._run("slice", kind, *self._slice_flags())
+        name = await self._run("slice", kind, *self._slice_flags())
+        self._slices[name] = self._processes[-1]
+        return name
+
+    async def kill(self, name: str) -> None:
+        """As a crash does."""
+        self._slices[name].kill()
+        await self._slices[name].wait()
 
     def _slice_flags(self) -> tuple[str, ...]:
         registry = f"lmdb:{self._data / 'registry'}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tidegate.evaluation import elasticity_scaling, elasticity_throughput
+from tidegate.evaluation import elasticity_recovery, elasticity_scaling, elasticity_throughput
 from tidegate.evaluation.report import describe_machine, write_report
 
 PACKAGES = ("numba", "numpy", "kazoo", "lmdb", "pyarrow", "matplotlib")
@@ -16,6 +16,7 @@ def evaluate_elasticity(out: Path, *, is_short: bool, command: str) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     chapters = [
         elasticity_scaling.write_chapter(out, elasticity_scaling.SHORT if is_short else elasticity_scaling.FULL),
+        elasticity_recovery.write_chapter(out, elasticity_recovery.SHORT if is_short else elasticity_recovery.FULL),
         elasticity_throughput.write_chapter(
             out, elasticity_throughput.SHORT if is_short else elasticity_throughput.FULL
         ),

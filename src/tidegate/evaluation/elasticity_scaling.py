@@ -6,7 +6,7 @@ The buffered switch is the paper's order of steps: notifications are held back u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,7 @@ from tidegate.evaluation.report import Chapter, Progress
 CHANGE_S: Final = 300.0
 BATCHES_S: Final = 100
 BIN_S: Final = 0.1
+ROW_S: Final = 0.02
 SWITCHES: Final = ("epoch", "buffered")
 # What may be asked of the epoch switch, from the issue of the paper's 588 ms in which notifications were held.
 EXTRA_MS_MAX: Final = 100.0
@@ -93,7 +94,7 @@ def write_chapter(out: Path, extent: Extent) -> Chapter:
         [_row(change) for change in changes],
     )  # fmt: skip
     _draw(chapter, changes)
-    chapter.data("scaling", _as_table(changes), "one a notification: switch, when it was sent, its delay")
+    chapter.data("scaling", _as_table(changes), f"one for what was sent in each {ROW_S * 1000:g} ms of a run")
     _claim(chapter, changes)
     return chapter
 
@@ -135,10 +136,8 @@ def _draw(chapter: Chapter, changes: Sequence[Change]) -> None:
     for axes, switch, look in zip(panels, SWITCHES, (pictures.BLUE, pictures.ORANGE), strict=True):
         mine = sorted((change for change in changes if change.switch == switch), key=lambda change: change.extra_ms)
         change = mine[len(mine) // 2]
-        places = np.floor(change.sent_s / BIN_S).astype(int)
-        bins = np.unique(places)
-        longest = [change.delays_ms[places == place].max() for place in bins]
-        axes.step(bins * BIN_S, longest, where="post", color=look.colour, linewidth=1.3)
+        longest = {place * BIN_S: delays_ms.max() for place, delays_ms in _by_time(change, BIN_S)}
+        axes.step(list(longest), list(longest.values()), where="post", color=look.colour, linewidth=1.3)
         axes.axvspan(0, change.outcome.seconds, color="#EEEEEE", zorder=0)
         pictures.name_axes(axes, f"{switch}: the layers change in the grey", "s since it was asked for", "ms, longest")
     pictures.share_y_limits(panels)
@@ -146,14 +145,27 @@ def _draw(chapter: Chapter, changes: Sequence[Change]) -> None:
 
 
 def _as_table(changes: Sequence[Change]) -> pa.Table:
-    return pa.table(
-        {
-            "switch": np.concatenate([np.full(len(change.sent_s), change.switch) for change in changes]),
-            "run": np.concatenate([np.full(len(change.sent_s), number) for number, change in enumerate(changes)]),
-            "sent_s": np.concatenate([change.sent_s for change in changes]),
-            "delay_ms": np.concatenate([change.delays_ms for change in changes]),
-        }
+    return pa.Table.from_pylist(
+        [
+            {
+                "switch": change.switch,
+                "run": run,
+                "sent_s": round(place * ROW_S, 2),
+                "notifications": len(delays_ms),
+                "delay_p50_ms": float(np.median(delays_ms)),
+                "delay_max_ms": float(delays_ms.max()),
+            }
+            for run, change in enumerate(changes)
+            for place, delays_ms in _by_time(change, ROW_S)
+        ]
     )
+
+
+def _by_time(change: Change, step_s: float) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """The delays of what was sent in each step."""
+    places = np.floor(change.sent_s / step_s).astype(int)
+    for place in np.unique(places).tolist():
+        yield place, change.delays_ms[places == place]
 
 
 async def _measure_all(extent: Extent) -> list[Change]:
