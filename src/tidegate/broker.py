@@ -44,6 +44,7 @@ from tidegate.queues.stores.lmdb_store import LmdbStore
 log = logging.getLogger(__name__)
 
 TICK_S: Final = 0.25
+BINDINGS_LOOK_S: Final = 0.02
 COMPILING_SHOWS_AFTER_S: Final = 1.5
 OTHER_FILES: Final = 256
 COLLECT_AFTER_OBJECTS: Final = 50_000
@@ -70,6 +71,7 @@ class Broker:
         self._host = (make_host or EmbeddedHost)(_bounds(config), time.monotonic, self._fail)
         self._queues = LogicalQueues(_queue_store(config))
         self._queues.on_change = self._bind
+        self._queues.until_in_force = self._until_bound
         self._feeder = self._host.use_feeder(self._queues)
         self._native = NativeListener(self._host, self._queues, config, token, self.status)
         self._http = HttpListener(
@@ -103,14 +105,21 @@ class Broker:
 
     async def _serve_queues(self, on_ready: Callable[[Ready], None], tls: ssl.SSLContext | None) -> None:
         async with asyncio.TaskGroup() as tasks:
+            self._stop_on_signals()
+            await self._until_bound()
             native_port = await self._listen(self._native.start(tls), "native_port", self._config.native_port)
             http_port = await self._listen(self._http.start(tasks), "http_port", self._config.http_port)
             ticking = tasks.create_task(self._tick())
-            self._stop_on_signals()
             on_ready(self._ready(native_port, http_port))
             await self._stopping.wait()
             await self._shut_down()
             ticking.cancel()
+
+    async def _until_bound(self) -> None:
+        """Until the layers, which may be elsewhere, know of all queues that are bound now."""
+        wanted = self._host.queue_point.pending_changes
+        while wanted & self._host.queue_point.pending_changes and not self._stopping.is_set():
+            await asyncio.sleep(BINDINGS_LOOK_S)
 
     def stop(self) -> None:
         self._stopping.set()

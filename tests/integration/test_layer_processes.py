@@ -130,6 +130,30 @@ def test_a_killed_broker_holds_up_nobody(cluster: Cluster) -> None:
             broker.publish({"other": 1})
 
 
+def test_a_named_subscription_outlives_the_process_of_its_broker(cluster: Cluster) -> None:
+    """Its broker takes notifications again when the layers know of its queues, and not before."""
+    cluster.add("access-point")
+    cluster.command("scale", "access-points=2", "--no-probe")
+    broker = cluster.add_broker()
+
+    async def publish(first: int) -> None:
+        async with connect(broker.native) as publisher:
+            await publisher.publish([{"n": first + place} for place in range(100)])
+
+    async def scenario() -> list[int]:
+        async with connect(broker.native) as reader, reader.subscribe("n>=0", name="kept"):
+            pass
+        await publish(0)
+        for round_number in range(1, 4):
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.start)
+            await publish(100 * round_number)
+        async with connect(broker.native) as reader, reader.subscribe(name="kept") as subscription:
+            return [(await anext(subscription)).notification["n"] for _ in range(400)]
+
+    assert asyncio.run(scenario()) == list(range(400))
+
+
 def test_layers_shows_who_serves_and_who_waits(cluster: Cluster) -> None:
     spare = cluster.add("matcher")
     shown = cluster.command("layers")

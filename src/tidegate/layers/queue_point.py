@@ -78,6 +78,11 @@ class QueuePoint(Edge):
             outputs += self._uplink.change(Change(before.subscription, before.version + 1, None))
         return outputs
 
+    @property
+    def pending_changes(self) -> frozenset[tuple[int, int]]:
+        """Of bindings that are not in force yet: what is published may miss a queue that wants it."""
+        return self._uplink.pending_changes
+
     def on_deliver(self, source: str, frame: Deliver, now_s: float) -> Outputs:
         if self._is_replaced(frame.stream):
             return []

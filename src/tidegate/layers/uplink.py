@@ -34,6 +34,11 @@ class Uplink:
         """Whether it sends through the Access Point that the configuration gives it."""
         return self._next is None and bool(self._access_point)
 
+    @property
+    def pending_changes(self) -> frozenset[tuple[int, int]]:
+        """That are not in force yet."""
+        return frozenset(self._changes)
+
     def submit(self, frame: Submit) -> Outputs:
         self._submits[frame.batch.publisher, frame.batch.last] = frame
         return self._send(frame)

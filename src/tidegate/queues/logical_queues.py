@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -59,7 +59,8 @@ class _LogicalQueue:
 
 
 class LogicalQueues:
-    """`on_change` is told of every definition that is made, changed or dropped (None), here or by another broker."""
+    """`on_change` is told of every definition that is made, changed or dropped (None), here or by another broker; a
+    definition is made when `until_in_force` returns after that."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -68,6 +69,7 @@ class LogicalQueues:
         # Two who make one queue at a time would give it two numbers in the store, and its messages to the lost one.
         self._defining = asyncio.Lock()
         self.on_change: Callable[[str, Definition | None], None] = _ignore
+        self.until_in_force: Callable[[], Awaitable[None]] = _at_once
 
     async def open(self) -> None:
         for definition in await self._store.open():
@@ -240,7 +242,9 @@ class LogicalQueues:
     async def _define(self, name: str, given: Any) -> Definition:
         settings = given if isinstance(given, QueueSettings) else parse_settings(given)
         async with self._defining:
-            return await self._make(name, settings)
+            definition = await self._make(name, settings)
+        await self.until_in_force()
+        return definition
 
     async def _make(self, name: str, settings: QueueSettings) -> Definition:
         known = self._queues.get(name)
@@ -290,6 +294,10 @@ def _check_seconds(name: str, seconds: float) -> float:
     if not 0 <= seconds <= VISIBILITY_S_MAX:
         raise QueueError("Q908", f"{name} is {seconds}", f"use 0 to {VISIBILITY_S_MAX:g} seconds")
     return seconds
+
+
+async def _at_once() -> None:
+    pass
 
 
 def _ignore(_name: str, _definition: Definition | None) -> None:
