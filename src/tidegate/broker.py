@@ -191,7 +191,6 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
     token = read_token(config, os.environ)
     _tls_context(config)
     _allow_open_files(2 * config.connections_max + OTHER_FILES)

@@ -107,7 +107,6 @@ def _show_cluster(coordinator: str, ready: dict[str, str]) -> None:
 
 def _log(level: int) -> None:
     logging.basicConfig(stream=sys.stderr, level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("kazoo").setLevel(logging.WARNING)
 
 
 # slice

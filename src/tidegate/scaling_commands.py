@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -313,7 +312,6 @@ def _run(options: argparse.Namespace, work: Callable[[Directory], Awaitable[int]
         from tidegate.cluster.directory import Directory
     except ImportError as error:
         raise not_installed(error) from error
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
     async def main() -> int:
         directory = Directory(options.coordinator, lambda: None, lambda: None)

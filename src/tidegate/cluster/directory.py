@@ -33,6 +33,8 @@ from tidegate.errors import ConfigError, Unavailable
 from tidegate.layers.reconfiguration import State
 
 log = logging.getLogger(__name__)
+# It would say several times a second that ZooKeeper is away; what matters is said here, once.
+logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 LAYERS: Final = ("access-point", "matcher", "exit-point", "connection-point")
 SESSION_S: Final = 4.0
@@ -214,7 +216,13 @@ class Directory:
             self._loop.call_soon_threadsafe(self._on_change)
 
     def _on_state(self, state: str) -> None:
-        if state == KazooState.LOST and not self._is_closing:
+        if self._is_closing:
+            return
+        if state == KazooState.SUSPENDED:
+            log.warning("ZooKeeper at %s is away: everything flows on, and nothing is changed", self._address)
+        elif state == KazooState.CONNECTED:
+            log.warning("ZooKeeper at %s is back", self._address)
+        else:
             self._loop.call_soon_threadsafe(self._on_expired)
 
 

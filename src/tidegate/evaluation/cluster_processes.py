@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -97,7 +96,6 @@ class ClusterProcesses:
 @contextlib.asynccontextmanager
 async def cluster_processes() -> AsyncIterator[ClusterProcesses]:
     prepare_kernels()  # once, not in every child at the same time
-    logging.getLogger("kazoo").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="tidegate-cluster-") as data:
         async with (
             zookeeper_server(Path(data) / "zookeeper") as coordinator,
