@@ -14,6 +14,7 @@ from typing import Final
 from tidegate.errors import Unavailable
 
 STARTUP_S: Final = 120.0
+END_S: Final = 20.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
                 raise Unavailable("U701", "the broker did not start", "see its message above")
             yield RunningBroker(json.loads(line)["ready"]["native"], process.pid)
         finally:
-            if process.returncode is None:
-                process.terminate()
+            await end_process(process)
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
+    """Asks it to end, and ends one that does not."""
+    if process.returncode is None:
+        process.terminate()
+    try:
+        async with asyncio.timeout(END_S):
             await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()

@@ -345,7 +345,7 @@ def _add_evaluate(commands: Any) -> None:
         _evaluate_elasticity,
         "Scale real layers while everything flows, with both switches, and measure what more slices carry: report, "
         "Parquet, pictures.",
-        "tidegate evaluate elasticity --short --out results    # some minutes; without --short most of an hour",
+        "tidegate evaluate elasticity --short --out results    # some minutes; without --short twenty",
     )
     elasticity.add_argument("--short", action="store_true", help="fewer subscriptions, shorter runs")
     elasticity.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")

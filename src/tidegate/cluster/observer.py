@@ -1,6 +1,7 @@
 """Observer: asks the coordinator how much the slices have to do. It is no slice, and may come and go as it likes.
 
-What may go wrong here: there is no coordinator, or it does not answer; then Unavailable.
+What may go wrong here: there is no coordinator, or one that is dead and whose session has not ended yet. Another may
+take over meanwhile, so it asks again; who answers in no case is Unavailable.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from tidegate.layers.channels import Channels
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads
 
 OBSERVER: Final = "observer-"
-ANSWER_S: Final = 5.0
+# Longer than a dead coordinator is still taken for the living one.
+ANSWER_S: Final = 10.0
+ASK_EVERY_S: Final = 1.0
 
 
 class Observer:
@@ -45,19 +48,22 @@ class Observer:
 
     async def loads(self) -> dict[str, Load]:
         """The last report of every slice and broker."""
-        leader = self._directory.leader()
-        if leader is None:
-            raise _no_coordinator("there is none")
+        self._answer = asyncio.get_running_loop().create_future()
+        deadline_s = asyncio.get_running_loop().time() + ANSWER_S
+        while asyncio.get_running_loop().time() < deadline_s:
+            leader = self._directory.leader()
+            if leader is not None:
+                await self._ask(leader)
+            done, _waiting = await asyncio.wait([self._answer], timeout=ASK_EVERY_S)
+            if done:
+                return self._answer.result()
+        raise _no_coordinator(f"{leader.name} at {leader.endpoint} does not answer" if leader else "there is none")
+
+    async def _ask(self, leader: Leader) -> None:
         if not self._endpoint:
             self._endpoint = await self._channels.listen(self._bind(leader))
         self._channels.place({leader.name: leader.endpoint})
-        self._answer = asyncio.get_running_loop().create_future()
         self._channels.send(self._name, leader.name, AskLoads(self._endpoint))
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                return await self._answer
-        except TimeoutError:
-            raise _no_coordinator(f"{leader.name} at {leader.endpoint} does not answer") from None
 
     def _bind(self, leader: Leader) -> str:
         """Where the coordinator can reach this process: by the way that leads to it."""

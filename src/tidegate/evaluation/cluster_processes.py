@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final, Self
 
 from tidegate.broker import prepare_kernels
+from tidegate.broker_process import end_process
 from tidegate.cluster.directory import Directory
 from tidegate.cluster.zookeeper_server import zookeeper_server
 from tidegate.errors import Unavailable
 
 STARTUP_S: Final = 120.0
-END_S: Final = 20.0
 
 
 class ClusterProcesses:
@@ -83,14 +83,7 @@ class ClusterProcesses:
         """The broker first, then the slices, the coordinator last."""
         await self.directory.close()
         for process in reversed(self._processes):
-            if process.returncode is None:
-                process.terminate()
-            try:
-                async with asyncio.timeout(END_S):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
+            await end_process(process)
 
 
 @contextlib.asynccontextmanager

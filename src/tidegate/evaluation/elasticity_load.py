@@ -20,6 +20,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, Final
 
+from tidegate.broker_process import end_process
 from tidegate.client import Connection, connect
 
 STATIONS: Final = 10_000
@@ -27,7 +28,6 @@ LIST: Final = 256
 LISTS_UNDER_WAY: Final = 16
 SUBSCRIBING_AT_ONCE: Final = 512
 READY_S: Final = 3600.0
-END_S: Final = 20.0
 
 
 def reading(number: int) -> dict[str, Any]:
@@ -74,14 +74,7 @@ async def client(role: str, address: str, *arguments: int) -> AsyncIterator[Clie
         await one.wait_ready()
         yield one
     finally:
-        if process.returncode is None:
-            process.terminate()
-        try:
-            async with asyncio.timeout(END_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
+        await end_process(process)
 
 
 async def _subscribe(connection: Connection, count: str, rate: str) -> None:
