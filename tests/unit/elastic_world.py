@@ -1,5 +1,5 @@
-"""The simulated host of elastic layers: slices come, go, crash, fall asleep and wake up, and so do coordinators, while
-clients publish and subscribe. Otherwise as `simulated_world`, whose laws must hold all the same.
+"""The simulated host of elastic layers: slices come, go, crash, fall asleep and wake up, and so do coordinators and
+brokers, while clients publish and subscribe. Otherwise as `simulated_world`, whose laws must hold all the same.
 
 `ElasticWorld(seed).run()`; a failing seed replays exactly. What may happen is chosen by the seed, too: how slow each
 channel is, how often the configuration changes, whether anything dies.
@@ -15,7 +15,7 @@ from simulated_world import World
 from tidegate.layers import matcher as matchers
 from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.connection_point import Bounds, ConnectionPoint
-from tidegate.layers.control import Entry, ReadShare, Retire, Share
+from tidegate.layers.control import Buried, Entry, Fence, ReadShare, Retire, Share
 from tidegate.layers.coordinator import Coordinator
 from tidegate.layers.exit_point import ExitPoint
 from tidegate.layers.frames import (
@@ -31,6 +31,7 @@ from tidegate.layers.matcher import Matcher
 from tidegate.layers.reconfiguration import State, is_abortable, lost
 from tidegate.layers.selector import Configuration
 from tidegate.layers.slice import Slice
+from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number, is_connection_point
 
 REGISTRY = "registry"
 REST_STEPS = 60_000
@@ -54,6 +55,19 @@ class SimulatedRegistry(Slice):
             else:
                 self.kept.pop(frame.subscription, None)
         return [(source, ChangeOk(frame.subscription, frame.version))]
+
+    def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
+        for name in filter(is_connection_point, frame.dead):
+            self.bury(name)
+        return super().on_fence(source, frame, now_s)
+
+    def on_buried(self, source: str, frame: Buried, now_s: float) -> Outputs:
+        self.bury(frame.connection_point)
+        return []
+
+    def bury(self, name: str) -> None:
+        dead = connection_point_number(name)
+        self.kept = {number: kept for number, kept in self.kept.items() if number >> CONNECTION_POINT_SHIFT != dead}
 
     def on_read_share(self, source: str, frame: ReadShare, now_s: float) -> Outputs:
         new, base, dead = frame.transaction.new, frame.transaction.base, frame.transaction.dead
@@ -105,6 +119,7 @@ class ElasticWorld(World):
         first = None if is_empty else self.configuration
         self.store = SimulatedStore(State.first(first))
         self.is_buffered = buffered
+        self.made_points = len(self.points)
         self.coordinators = 0
         self.coordinator: Coordinator | None = None
         self.asleep: set[str] = set()
@@ -138,7 +153,7 @@ class ElasticWorld(World):
         self.slices[self.coordinator.name] = self.coordinator
         self.send(self.coordinator.name, self.coordinator.take_over())
         self.notices = deque(sorted(self.declared - self.store.state.dead))
-        self.look_after_the_dead()
+        self.look_after_the_living_and_the_dead()
 
     @property
     def leader(self) -> Coordinator | None:
@@ -148,8 +163,17 @@ class ElasticWorld(World):
             return None
         return coordinator
 
-    def look_after_the_dead(self) -> None:
+    def strangers(self) -> list[str]:
+        """Connection Points that the leader has not heard of."""
+        leader = self.leader
+        return [
+            point.name for point in self.points if leader is not None and point.name not in leader.connection_points
+        ]
+
+    def look_after_the_living_and_the_dead(self) -> None:
         if (leader := self.leader) is not None:
+            for name in self.strangers():
+                self.send(leader.name, leader.on_joined(name))
             if self.notices:
                 self.send(leader.name, leader.on_death([self.notices.popleft()]))
             if lost(leader.state) and not leader.is_deposed:
@@ -197,6 +221,10 @@ class ElasticWorld(World):
                 else:
                     self.asleep.add(leader.name)
             return
+        if rng.random() < 0.25 and len(self.points) > 1:
+            self.crashes_left -= 1
+            self.crash_point(rng.choice(self.points))
+            return
         live = {name for configuration in self.store.state.live for name in configuration.slices}
         at_risk = sorted(name for name in live if name in self.slices and name not in self.declared | self.asleep)
         if not at_risk:
@@ -210,6 +238,29 @@ class ElasticWorld(World):
             self.asleep.add(name)
             if rng.random() < 0.85:  # else it is only slow
                 self.declare_dead(name)
+
+    def crash_point(self, point: ConnectionPoint) -> None:
+        """A broker dies, or sleeps until it is declared dead; its publishers come back at another, and send again."""
+        self.points.remove(point)
+        if self.rng.random() < 0.6:
+            self.stop(point.name, cuts=True)
+        else:
+            self.asleep.add(point.name)
+        self.declare_dead(point.name)
+        for subscriber in self.subscribers:
+            subscriber.was_disconnected |= subscriber.point is point
+        for publisher in self.publishers:
+            if publisher.point is point:
+                publisher.point = self.rng.choice(self.points)
+                self.reconnect(publisher)
+
+    def join_point(self) -> None:
+        """Another broker comes."""
+        self.made_points += 1
+        point = ConnectionPoint(self.made_points, "", Bounds())
+        self.points.append(point)
+        self.slices[point.name] = point
+        self.look_after_the_living_and_the_dead()
 
     def declare_dead(self, name: str) -> None:
         self.declared.add(name)
@@ -260,6 +311,8 @@ class ElasticWorld(World):
             self.send(address, part.handle(source, frame, self.now_s))
 
     def tell(self, point: str, session: int, frame: LayerFrame) -> None:
+        if point in self.declared:
+            return  # its clients have gone
         super().tell(point, session, frame)
         if isinstance(frame, PublishAcknowledged):
             publisher = next(each for each in self.publishers if each.name == frame.publisher)
@@ -291,7 +344,7 @@ class ElasticWorld(World):
             if drawn < client_share:
                 rng.choice(clients)()
             elif drawn < client_share + change_share:
-                self.reconfigure()
+                self.reconfigure() if rng.random() < 0.9 else self.join_point()
             elif drawn < client_share + change_share + crash_share and self.crashes_left > 0:
                 self.crash()
             elif drawn > 0.99:
@@ -305,7 +358,7 @@ class ElasticWorld(World):
         if self.leader is None:
             self.new_coordinator()
         else:
-            self.look_after_the_dead()
+            self.look_after_the_living_and_the_dead()
 
     def come_to_rest(self) -> None:
         for _ in range(REST_STEPS):
@@ -320,7 +373,7 @@ class ElasticWorld(World):
                 continue
             if self.asleep:
                 self.wake_one()
-            elif self.leader is None or self.notices:
+            elif self.leader is None or self.notices or self.strangers():
                 self.see_to_coordinators()
             elif not self.store.state.current.slices:
                 self.reconfigure()

@@ -197,13 +197,17 @@ class World:
         publisher = self.rng.choice(self.publishers)
         if self.rng.random() < 0.5:
             self.send(publisher.point.name, publisher.point.close_session(publisher.session))
+        assert self.reconnect(publisher) >= publisher.acknowledged
+
+    def reconnect(self, publisher: SimulatedPublisher) -> int:
+        """How far it was acknowledged there."""
         publisher.session = publisher.point.open_session()
         acknowledged, outputs = publisher.point.attach_publisher(publisher.session, publisher.name)
         self.send(publisher.point.name, outputs)
-        assert acknowledged >= publisher.acknowledged
-        publisher.acknowledged = acknowledged
+        publisher.acknowledged = max(acknowledged, publisher.acknowledged)
         if publisher.acknowledged < publisher.sent:
             self.submit(publisher, publisher.acknowledged + 1, publisher.sent)
+        return acknowledged
 
     def submit(self, publisher: SimulatedPublisher, first: int, last: int) -> None:
         many = [publisher.notifications[sequence] for sequence in range(first, last + 1)]

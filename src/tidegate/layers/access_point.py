@@ -14,6 +14,7 @@ again, in order); a Matcher cannot take a subscription (refused, once nobody is 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tidegate.errors import TidegateError
@@ -164,13 +165,16 @@ class AccessPoint(Slice):
     # Reconfiguration.
 
     def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
-        """Whoever holds subscriptions of a dead Connection Point learns it behind its last change."""
+        """Whoever holds subscriptions of a dead Connection Point learns it behind its last change: what it has asked
+        for, and not everybody knows, is forgotten."""
+        self._held.frames = [(sender, held) for sender, held in self._held.frames if sender not in frame.dead]
+        for subscription, waiting in list(self._pending.items()):
+            if waiting[0].source in frame.dead:
+                del self._pending[subscription]
+                self._strays.discard(subscription)
         matchers = {name for configuration in self._live for name in configuration.matchers} - self._fenced - frame.dead
-        holders = sorted(matchers | ({self._registry} if self._registry else set()))
-        outputs: Outputs = [
-            (holder, Buried(name)) for name in sorted(frame.dead) if is_connection_point(name) for holder in holders
-        ]
-        return outputs + super().on_fence(source, frame, now_s)
+        outputs = _bury(frame.dead, matchers | ({self._registry} if self._registry else set()))
+        return outputs + self._tell_ended() + super().on_fence(source, frame, now_s)
 
     def on_prepare(self, source: str, frame: Prepare, now_s: float) -> Outputs:
         """Markers first: they precede every write to owners that are new."""
@@ -182,8 +186,9 @@ class AccessPoint(Slice):
             self._strays.clear()
             self._fenced |= transaction.dead
             before, self._live = self._live, transaction.live
-            matchers = {name for configuration in transaction.live for name in configuration.matchers}
-            outputs += [(name, Marker(transaction)) for name in sorted(matchers - self._fenced)]
+            matchers = {name for configuration in transaction.live for name in configuration.matchers} - self._fenced
+            outputs += [(name, Marker(transaction)) for name in sorted(matchers)]
+            outputs += _bury(self._fenced - transaction.dead, matchers)  # those who have died since it began
             outputs += self._send_pending_to_new_owners(before)
             if transaction.is_buffered and not transaction.is_recovery:
                 self._held.changes = True
@@ -277,3 +282,7 @@ class AccessPoint(Slice):
             return []
         epoch, self._ending = self._ending.epoch, None
         return self._reply(Step.ENDED, epoch)
+
+
+def _bury(dead: Collection[str], holders: Collection[str]) -> Outputs:
+    return [(holder, Buried(name)) for name in sorted(dead) if is_connection_point(name) for holder in sorted(holders)]

@@ -50,9 +50,14 @@ class Coordinator:
         return self._state
 
     def take_over(self) -> Outputs:
-        """Begins a term: what its predecessor was about to do goes on."""
+        """Begins a term: what its predecessor was about to do goes on. Connection Points may have come when nobody led;
+        those that know the configuration take it for nothing new."""
         state = self._store.load()
-        return self._enter(msgspec.structs.replace(state, term=state.term + 1)) + self._bury()
+        outputs = self._enter(msgspec.structs.replace(state, term=state.term + 1)) + self._bury()
+        if not self.is_deposed:
+            for name in sorted(self.connection_points):
+                outputs += self.on_joined(name)
+        return outputs
 
     def change(self, wanted: Configuration, *, is_buffered: bool = False) -> Outputs:
         """Begins to scale or replace; `wanted` names the slices, its epoch does not matter."""

@@ -24,7 +24,7 @@ from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Par
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.layers.selector import Configuration, owners
 from tidegate.layers.slice import Slice
-from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number
+from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number, is_connection_point
 
 LOOK_EVERY: Final = 4096  # notifications, after whether the index should be planned anew
 # Subscriptions that are shared or dropped in one step: some milliseconds.
@@ -69,6 +69,8 @@ class Matcher(Slice):
         self._filters: dict[int, bytes] = {}
         # The versions of what was removed during a transaction: a share may bring it again, and must not.
         self._tombstones: dict[int, int] = {}
+        # Dead Connection Points, by number: what a share or a slow Access Point still brings of theirs is not wanted.
+        self._buried: set[int] = set()
         self._move: _Move | None = None
         self._strict: Strict | None = None
         self._to_drop: NDArray[np.int64] = np.empty(0, np.int64)
@@ -103,7 +105,7 @@ class Matcher(Slice):
         """Stores what it owns in some live configuration. What it does not own any more, and has not dropped yet, it
         drops now: its owner has a newer version."""
         known = self._versions.get(subscription) or self._tombstones.get(subscription, 0)
-        if version <= known:
+        if version <= known or subscription >> CONNECTION_POINT_SHIFT in self._buried:
             return
         is_mine = any(configuration.owner(subscription) == self.name for configuration in self._live)
         if packed is not None and is_mine:
@@ -126,6 +128,7 @@ class Matcher(Slice):
             entry
             for entry in entries
             if entry.version > (versions.get(entry.subscription) or tombstones.get(entry.subscription, 0))
+            and entry.subscription >> CONNECTION_POINT_SHIFT not in self._buried
         ]
         ids = np.array([entry.subscription for entry in newer], np.int64)
         is_mine = np.zeros(len(ids), bool)
@@ -140,13 +143,19 @@ class Matcher(Slice):
             tombstones.pop(entry.subscription, None)
 
     def on_buried(self, source: str, frame: Buried, now_s: float) -> Outputs:
+        self._bury({connection_point_number(frame.connection_point)})
+        return []
+
+    def _bury(self, numbers: set[int]) -> None:
+        if numbers <= self._buried:
+            return
+        self._buried |= numbers
         ids = np.fromiter(self._versions, np.int64, len(self._versions))
-        gone = ids[ids >> CONNECTION_POINT_SHIFT == connection_point_number(frame.connection_point)]
+        gone = ids[np.isin(ids >> CONNECTION_POINT_SHIFT, list(numbers))]
         self._index.remove_many(gone)
         for subscription in gone.tolist():
             del self._versions[subscription]
             self._filters.pop(subscription, None)
-        return []
 
     # Reconfiguration.
 
@@ -223,6 +232,7 @@ class Matcher(Slice):
         self._strict = None
         self._live = transaction.live
         self._fenced |= transaction.dead
+        self._bury({connection_point_number(name) for name in transaction.dead if is_connection_point(name)})
 
     def _progress(self) -> Outputs:
         """Shares once every Access Point has sent its marker; ready once everybody's share is in."""

@@ -23,7 +23,7 @@ from tidegate.layers.control import Buried, Fence, ReadShare, Share, Step
 from tidegate.layers.frames import Change, ChangeOk, Outputs
 from tidegate.layers.registry.registry import Registry
 from tidegate.layers.slice import Slice
-from tidegate.layers.subscription_table import connection_point_number
+from tidegate.layers.subscription_table import connection_point_number, is_connection_point
 
 log = logging.getLogger(__name__)
 
@@ -77,8 +77,11 @@ class RegistryPoint(Slice):
         return []
 
     def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
+        """Dead Connection Points are forgotten here too: all Access Points that were to tell may have died."""
         self._fenced |= frame.dead
         self._start(partial(self._fence, frame))
+        for name in filter(is_connection_point, frame.dead):
+            self._start(partial(self._bury, connection_point_number(name), self._taken))
         return []
 
     def on_read_share(self, source: str, frame: ReadShare, now_s: float) -> Outputs:
