@@ -28,8 +28,9 @@ test: setup  ## all tests
 test-unit: setup  ## the tests that run in seconds
 	$(BIN)/python -m pytest tests/unit
 
-soak: setup  ## kills the broker 120 times while messages pass through it; about 10 minutes
+soak: setup  ## kills brokers and slices of a cluster 240 times while messages pass through them; about 25 minutes
 	TIDEGATE_TEST_KILLS=120 $(BIN)/python -m pytest -s tests/integration/test_queue_crash.py -k killed
+	TIDEGATE_TEST_KILLS=120 $(BIN)/python -m pytest -s tests/integration/test_cluster_crash.py
 
 simulate: setup  ## seeded runs of the layers with crashes and changes of configuration; SEEDS=20000 to look harder
 	TIDEGATE_TEST_SEEDS=$(or $(SEEDS),2000) $(BIN)/python -m pytest -q \

@@ -139,8 +139,10 @@ class Broker:
             "queues": self._queues.activity(),
         }
 
-    def _bind(self, queue: str, definition: Definition | None) -> None:
+    def _bind(self, queue: str, definition: Definition | None, is_heard: bool) -> None:
         text = definition.settings.filter if definition is not None else None
+        if text is not None and is_heard and self._config.coordinator:
+            self._feeder.follow(queue)
         self._host.bind(queue, Filter.parse(text) if text is not None else None)
 
     def _fail(self, error: Exception) -> None:

@@ -104,8 +104,8 @@ class Cluster:
     def add_coordinator(self) -> None:
         self.coordinators.append(SliceProcess("coordinator", self.zookeeper.address, self.registry))
 
-    def add_broker(self) -> BrokerProcess:
-        broker = BrokerProcess("--coordinator", self.zookeeper.address)
+    def add_broker(self, *flags: str) -> BrokerProcess:
+        broker = BrokerProcess("--coordinator", self.zookeeper.address, *flags)
         broker.start()
         self._brokers.append(broker)
         return broker

@@ -150,6 +150,32 @@ async def test_what_is_given_back_was_not_delivered_after_a_start_either(world: 
 
 
 @law
+async def test_when_leases_are_ended_all_messages_wait_in_order_and_receipts_are_stale(world: World) -> None:
+    async with with_queue(world) as store:
+        await put(store, "a", "b", "c", "d")
+        before = await take(store, 2) + await take(store, 1)
+        assert await store.end_leases("q") == 3
+        assert await store.delete("q", receipts(before)) == 0
+        again = await take(store)
+        assert bodies(again) == ["a", "b", "c", "d"]
+        assert [each.delivery for each in again] == [2, 2, 2, 1]
+        assert await store.delete("q", receipts(again)) == 4
+        assert await store.end_leases("q") == 0
+
+
+@law
+async def test_a_store_knows_what_it_was_given_lately(world: World) -> None:
+    one, two = entry(1, identity=b"one"), entry(2, identity=b"two")
+    async with with_queue(world) as store:
+        assert not await store.has("q", {0: [one]})
+        await store.enqueue("q", {0: [one]})
+        assert await store.has("q", {0: [one]})
+        assert not await store.has("q", {0: [one, two]})
+        await store.delete("q", receipts(await take(store)))
+        assert await store.has("q", {0: [one]})
+
+
+@law
 async def test_stale_receipts_do_nothing(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, "a", "b")

@@ -149,10 +149,11 @@ class ElasticWorld(World):
     def new_coordinator(self) -> None:
         self.coordinators += 1
         self.coordinator = Coordinator(f"coordinator-{self.coordinators}", self.store, REGISTRY)
-        self.coordinator.connection_points = {point.name for point in self.points}
         self.slices[self.coordinator.name] = self.coordinator
         self.send(self.coordinator.name, self.coordinator.take_over())
-        self.notices = deque(sorted(self.declared - self.store.state.dead))
+        state = self.store.state
+        known = frozenset[str]().union(state.connection_points, *(each.slices for each in state.live))
+        self.notices = deque(sorted(self.declared & known - state.dead))
         self.look_after_the_living_and_the_dead()
 
     @property
@@ -167,7 +168,9 @@ class ElasticWorld(World):
         """Connection Points that the leader has not heard of."""
         leader = self.leader
         return [
-            point.name for point in self.points if leader is not None and point.name not in leader.connection_points
+            point.name
+            for point in self.points
+            if leader is not None and point.name not in leader.state.connection_points
         ]
 
     def look_after_the_living_and_the_dead(self) -> None:

@@ -19,6 +19,17 @@ def test_an_address_says_where_and_how(text: str, expected: Address) -> None:
     assert Address.parse(str(expected)) == expected
 
 
+def test_several_brokers_share_a_scheme() -> None:
+    assert Address.parse_all("tidegate+tls://a:1,[::1]:2,c") == (
+        Address("a", 1, True),
+        Address("::1", 2, True),
+        Address("c", 7270, True),
+    )
+    for text in ("tidegate://a:1,", "a:1,b:2", "tidegate://a:1,tidegate://b:2"):
+        with pytest.raises(ConfigError, match="C411"):
+            Address.parse_all(text)
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "127.0.0.1:7270", "http://127.0.0.1", "tidegate://", "tidegate://a:b", "tidegate://a:99999", "tidegate://a/b"],

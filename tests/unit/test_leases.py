@@ -110,6 +110,13 @@ class LeasesAgainstAModel(RuleBasedStateMachine):
             self.end(sequence)
             self.again.add(sequence)
 
+    @rule()
+    def end_all(self) -> None:
+        assert self.leases.expire_all() == len(self.held)
+        for sequence in list(self.held):
+            self.end(sequence)
+            self.again.add(sequence)
+
     @rule(data=st.data())
     def delete_below(self, data: st.DataObject) -> None:
         below = data.draw(st.integers(0, self.next))

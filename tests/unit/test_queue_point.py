@@ -15,7 +15,7 @@ from tidegate.layers.batch import BatchReader
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import EmbeddedHost
 from tidegate.layers.frames import LayerFrame, PublishAcknowledged
-from tidegate.messages import Dequeue, Settle
+from tidegate.messages import Dequeue, NewMessage, Settle
 from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import Definition
 from tidegate.queues.records import decode_record
@@ -38,7 +38,7 @@ class World:
         self.acknowledged = 0
         self.sent = 0
 
-    def bind(self, queue: str, definition: Definition | None) -> None:
+    def bind(self, queue: str, definition: Definition | None, _is_heard: bool) -> None:
         text = definition.settings.filter if definition is not None else None
         self.host.bind(queue, Filter.parse(text) if text is not None else None)
 
@@ -120,6 +120,24 @@ def test_a_changed_filter_counts_from_now_on_and_a_dropped_queue_holds_up_nobody
         world.publish({"t": 7})
         assert world.acknowledged == world.sent
         assert world.host.matcher.statistics().subscriptions == 0
+
+    in_a_world(tmp_path, scenario)
+
+
+def test_whoever_follows_waits_for_others_to_put_and_puts_what_nobody_does(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        await world.queues.define("q", {"filter": "*", "physical_queues": 1})
+        world.feeder.follow("q")
+        world.publish({"a": 3}, {"a": 4})
+        await asyncio.sleep(0.05)
+        assert world.acknowledged == 0
+        by_another = [NewMessage(msgspec.Raw(msgspec.msgpack.encode({"a": a})), "", "p", a - 2) for a in (3, 4)]
+        await world.queues.enqueue("q", [NewMessage(msgspec.Raw(b"\x80"), "", "p", 99), *by_another])
+        await world.wait_acknowledged()
+        world.publish({"a": 5})
+        await world.wait_acknowledged()
+        places = [each.record for each in await world.queues.dequeue(Dequeue("q"))]
+        assert [decode_record(each).sequence for each in places] == [99, 1, 2, 3]
 
     in_a_world(tmp_path, scenario)
 

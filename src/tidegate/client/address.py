@@ -1,4 +1,5 @@
-"""Where a broker is: `tidegate://host:port`, or `tidegate+tls://host:port`."""
+"""Where a broker is: `tidegate://host:port`, or `tidegate+tls://host:port`; and where the brokers of a cluster are, of
+which any will do: `tidegate://host:port,host:port`."""
 
 from __future__ import annotations
 
@@ -28,6 +29,11 @@ class Address:
         if parts.scheme not in ("tidegate", "tidegate+tls") or not parts.hostname or parts.username or parts.path:
             raise _bad_address(text)
         return cls(parts.hostname, port if port is not None else DEFAULT_PORT, parts.scheme == "tidegate+tls")
+
+    @classmethod
+    def parse_all(cls, text: str) -> tuple[Address, ...]:
+        scheme, _, places = text.partition("://")
+        return tuple(cls.parse(f"{scheme}://{place}") for place in places.split(","))
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host

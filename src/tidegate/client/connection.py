@@ -42,10 +42,12 @@ def connect(
 ) -> Connection:
     """A connection, for use in `async with`. Nothing is sent before the first publish or subscribe.
 
-    `name` begins this publisher's name, which subscribers see; a random part makes each start a publisher of its own.
+    `address` may name several brokers of a cluster, as `tidegate://a:7270,b:7270`: the first that answers is used, and
+    after the loss of its connection the next. `name` begins this publisher's name, which subscribers see; a random part
+    makes each start a publisher of its own.
     `token` is what the broker asks for; by default the environment's TIDEGATE_TOKEN."""
     shown = token if token is not None else os.environ.get("TIDEGATE_TOKEN", "")
-    return Connection(LinkOptions(Address.parse(address), shown, tls, connect_timeout_s), name)
+    return Connection(LinkOptions(Address.parse_all(address), shown, tls, connect_timeout_s), name)
 
 
 class Connection:

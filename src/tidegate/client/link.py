@@ -1,8 +1,9 @@
 """A link: one TCP connection to the broker that comes back by itself.
 
-It greets, pings when idle, notices a silent peer, and reconnects after a random wait that doubles up to a bound. Its
-user learns of each new connection and of each frame; what to send again is the user's business. Two kinds of end:
-`Unavailable` and `Overloaded` are tried again, every other error of the broker is final.
+It greets, pings when idle, notices a silent peer, and reconnects: at once to the next broker if it knows several, and
+when none of them answers after a random wait that doubles up to a bound. Its user learns of each new connection and of
+each frame; what to send again is the user's business. Two kinds of end: `Unavailable` and `Overloaded` are tried again,
+every other error of the broker is final.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class LinkOptions:
     """How to reach the broker. `connect_timeout_s` bounds the first connection with all its attempts, and later on each
     attempt; these go on for ever."""
 
-    address: Address
+    addresses: tuple[Address, ...]
     token: str = ""
     tls: ssl.SSLContext | None = None
     connect_timeout_s: float = 5.0
@@ -84,6 +85,7 @@ class Link:
         self._keeping_up: asyncio.Task[None] | None = None
         self._is_closing = False
         self._last_failure = "no answer"
+        self._turn = 0  # of the broker that is used, or tried next
         self.reconnections = 0
 
     @property
@@ -96,7 +98,7 @@ class Link:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 protocol = await self._connect_with_retries()
         except TimeoutError:
-            raise _nobody_there(self._options.address, self._last_failure) from None
+            raise _nobody_there(self._options.addresses, self._last_failure) from None
         if self._is_closing:
             protocol.abort()
             raise not_open()
@@ -130,6 +132,7 @@ class Link:
                 if self._is_closing:
                     return
                 _raise_if_final(protocol.error)
+                self._turn += 1
                 protocol = await self._connect_with_retries()
                 self.reconnections += 1
         except TidegateError as error:
@@ -147,27 +150,35 @@ class Link:
     async def _connect_with_retries(self) -> _LinkProtocol:
         wait_s = RECONNECT_FIRST_S
         while True:
-            try:
-                async with asyncio.timeout(self._options.connect_timeout_s):
-                    return await self._connect()
-            except ssl.SSLCertVerificationError as error:
-                raise NotAllowed(
-                    "A505",
-                    f"the certificate of {self._options.address} is not trusted: {error.verify_message}",
-                    "pass a TLS context that trusts its authority",
-                ) from error
-            except (Unavailable, Overloaded, OSError) as error:
-                self._last_failure = str(error) or "no answer"
+            for _ in self._options.addresses:
+                try:
+                    return await self._connect_next()
+                except (Unavailable, Overloaded, OSError) as error:
+                    self._last_failure = str(error) or "no answer"
+                    self._turn += 1
             # Full jitter: when a broker comes back, its clients do not all knock at once.
             await asyncio.sleep(random.uniform(0, wait_s))  # noqa: S311
             wait_s = min(2 * wait_s, RECONNECT_MAX_S)
 
-    async def _connect(self) -> _LinkProtocol:
+    async def _connect_next(self) -> _LinkProtocol:
+        addresses = self._options.addresses
+        address = addresses[self._turn % len(addresses)]
+        try:
+            async with asyncio.timeout(self._options.connect_timeout_s / len(addresses)):
+                return await self._connect(address)
+        except ssl.SSLCertVerificationError as error:
+            raise NotAllowed(
+                "A505",
+                f"the certificate of {address} is not trusted: {error.verify_message}",
+                "pass a TLS context that trusts its authority",
+            ) from error
+
+    async def _connect(self, address: Address) -> _LinkProtocol:
         options = self._options
         loop = asyncio.get_running_loop()
-        tls = options.tls or ssl.create_default_context() if options.address.is_tls else None
+        tls = options.tls or ssl.create_default_context() if address.is_tls else None
         _transport, protocol = await loop.create_connection(
-            lambda: _LinkProtocol(self._user), options.address.host, options.address.port, ssl=tls
+            lambda: _LinkProtocol(self._user), address.host, address.port, ssl=tls
         )
         protocol.write(encode_frame(Kind.HELLO, Hello(publisher=self._publisher, token=options.token)))
         try:
@@ -304,5 +315,6 @@ def not_open() -> Unavailable:
     return Unavailable("U706", "the connection is not open", "use it inside: async with connect(…) as broker")
 
 
-def _nobody_there(address: Address, why: str) -> Unavailable:
-    return Unavailable("U701", f"no broker answers at {address} ({why})", "start one with: tidegate serve")
+def _nobody_there(addresses: tuple[Address, ...], why: str) -> Unavailable:
+    places = " or ".join(map(str, addresses))
+    return Unavailable("U701", f"no broker answers at {places} ({why})", "start one with: tidegate serve")

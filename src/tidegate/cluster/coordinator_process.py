@@ -97,7 +97,6 @@ class CoordinatorProcess:
         self._loads = {name: load for name, load in self._loads.items() if name in members}
         if self._coordinator is None:
             self._coordinator = coordinator
-            coordinator.connection_points = {name for name in members if is_connection_point(name)}
             self._send(coordinator.take_over())
         self._see_to(coordinator, members, self._directory.wanted() or Wanted())
 
@@ -106,14 +105,14 @@ class CoordinatorProcess:
             self.stop()
             return
         state = coordinator.state
-        involved = frozenset[str]().union(*(each.slices for each in state.live)) | coordinator.connection_points
+        involved = frozenset[str]().union(*(each.slices for each in state.live)) | state.connection_points
         dead = {name for name in involved if name not in members or name in self._suspects} - state.dead
         if dead:
             log.warning("declared dead: %s", ", ".join(sorted(dead)))
             self._channels.forget(dead)
             self._send(coordinator.on_death(dead))
         for name in members:
-            if is_connection_point(name) and name not in coordinator.connection_points | state.dead:
+            if is_connection_point(name) and name not in state.connection_points | state.dead:
                 self._send(coordinator.on_joined(name))
         living = [name for name in members if name not in coordinator.state.dead | self._suspects]
         if lost(coordinator.state):

@@ -34,11 +34,8 @@ class Store(Protocol):
 
 
 class Coordinator:
-    """`connection_points` are those that live now."""
-
     def __init__(self, name: str, store: Store, registry: str) -> None:
         self.name = name
-        self.connection_points: set[str] = set()
         self.is_deposed = False
         self._store = store
         self._registry = registry
@@ -50,14 +47,11 @@ class Coordinator:
         return self._state
 
     def take_over(self) -> Outputs:
-        """Begins a term: what its predecessor was about to do goes on. Connection Points may have come when nobody led;
-        those that know the configuration take it for nothing new."""
+        """Begins a term: what its predecessor was about to do goes on. It may not have told those who joined last; to
+        the others what they are told is nothing new."""
         state = self._store.load()
         outputs = self._enter(msgspec.structs.replace(state, term=state.term + 1)) + self._bury()
-        if not self.is_deposed:
-            for name in sorted(self.connection_points):
-                outputs += self.on_joined(name)
-        return outputs
+        return self._tell_joined(self._state.connection_points) + outputs
 
     def change(self, wanted: Configuration, *, is_buffered: bool = False) -> Outputs:
         """Begins to scale or replace; `wanted` names the slices, its epoch does not matter."""
@@ -68,7 +62,6 @@ class Coordinator:
 
     def on_death(self, names: Collection[str]) -> Outputs:
         """Declares slices dead; what they leave open is for `recover`."""
-        self.connection_points -= set(names)
         state = reconfiguration.declare_dead(self._state, frozenset(names))
         if state == self._state or self.is_deposed:
             return []
@@ -87,14 +80,16 @@ class Coordinator:
 
     def on_joined(self, connection_point: str) -> Outputs:
         """A new Connection Point learns what the last decided configuration is, and takes part in what is under way."""
-        self.connection_points.add(connection_point)
+        outputs = self._enter(reconfiguration.join(self._state, connection_point))
+        return self._tell_joined({connection_point}) + outputs
+
+    def _tell_joined(self, connection_points: Collection[str]) -> Outputs:
+        """To be sent before the commands of what is under way, which is newer."""
         state = self._state
-        told = reconfiguration.commands(state, {connection_point}, "")
-        mine: Outputs = [(name, command) for name, command in told if name == connection_point]
-        if not state.current.slices:
-            return mine
+        if self.is_deposed or not state.current.slices:
+            return []
         here = Transaction(state.current, state.current, (state.current,), state.dead)
-        return [(connection_point, Switch(state.term, here)), *mine]
+        return [(name, Switch(state.term, here)) for name in sorted(connection_points)]
 
     def _bury(self) -> Outputs:
         """Dead Connection Points are part of no configuration: whoever waits for them is told at once."""
@@ -106,7 +101,7 @@ class Coordinator:
         return [(name, Fence(state.term, state.current.epoch, dead)) for name in sorted(told)]
 
     def _go_on(self) -> Outputs:
-        following = reconfiguration.advance(self._state, self._replies, self.connection_points, self._registry)
+        following = reconfiguration.advance(self._state, self._replies, self._registry)
         return self._enter(following) if following is not None else []
 
     def _enter(self, state: State) -> Outputs:
@@ -118,5 +113,5 @@ class Coordinator:
         before, self._state = self._state, state
         self._replies = {}
         outputs: Outputs = [*reconfiguration.retired(before, state)]
-        outputs += reconfiguration.commands(state, self.connection_points, self._registry)
+        outputs += reconfiguration.commands(state, self._registry)
         return outputs + self._go_on()

@@ -3,6 +3,11 @@
 One task a queue that has something to take. While the store is busy with one batch the next ones gather, and go
 together. A queue that is full, and a store that fails, are tried again until it works: whoever published it waits for
 the acknowledgement meanwhile, and what gathers here is bounded by the publishers' windows.
+
+Brokers of a cluster that share a store all feed its queues, each with everything from where its binding came into
+force, and the store keeps each notification once. So the first to put one has put those before it, and a queue has them
+in order, but for one moment: a broker that joins could be ahead of what the others have yet to put since before its
+binding. So it *follows* first: it waits until another has put what it has, and feeds by itself when nobody does.
 """
 
 from __future__ import annotations
@@ -23,6 +28,10 @@ log = logging.getLogger(__name__)
 
 RETRY_FIRST_S: Final = 0.05
 RETRY_MAX_S: Final = 2.0
+FOLLOW_S: Final = 5.0
+FOLLOW_LOOK_S: Final = 0.01
+# When nobody has put something for so long, nobody else feeds the queue.
+FOLLOW_PATIENCE_S: Final = 1.0
 
 
 @dataclass
@@ -49,6 +58,12 @@ class QueueFeeder(Slice):
         self._carry = carry
         self._on_failure = on_failure
         self._lines: dict[str, _Line] = {}
+        # Queues that others feed, and until when this one follows them: from the first notification on.
+        self._followed_until_s: dict[str, float | None] = {}
+
+    def follow(self, queue: str) -> None:
+        """Others have fed it before."""
+        self._followed_until_s[queue] = None
 
     def on_fill(self, source: str, frame: Fill, now_s: float) -> Outputs:
         line = self._lines.get(frame.queue)
@@ -97,6 +112,8 @@ class QueueFeeder(Slice):
         wait_s = RETRY_FIRST_S
         while True:
             try:
+                if queue in self._followed_until_s and await self._is_put_by_others(queue, messages):
+                    return
                 make_room = self._queues.definition(queue).settings.policy == "drop-oldest"
                 await self._queues.enqueue(queue, messages, make_room=make_room)
                 return
@@ -114,3 +131,16 @@ class QueueFeeder(Slice):
                     raise
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    async def _is_put_by_others(self, queue: str, messages: list[NewMessage]) -> bool:
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
+        until_s = self._followed_until_s[queue]
+        if until_s is None:
+            until_s = self._followed_until_s[queue] = began_s + FOLLOW_S
+        while now_s() < min(until_s, began_s + FOLLOW_PATIENCE_S):
+            if await self._queues.has(queue, messages):
+                return True
+            await asyncio.sleep(FOLLOW_LOOK_S)
+        self._followed_until_s.pop(queue, None)
+        return False

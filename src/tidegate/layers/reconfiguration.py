@@ -19,7 +19,6 @@ coordinator any more. A new one sends the commands of the present phase again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from enum import StrEnum
 from typing import TypeAlias
 
@@ -58,7 +57,7 @@ class Phase(StrEnum):
 class State(msgspec.Struct, frozen=True):
     """What a coordinator knows for certain. `current` is the last decided configuration, `live` are all that may still
     be in use, `epochs` is the highest number ever given to one, aborted ones included. `keep` is what stays when the
-    transaction ends."""
+    transaction ends. `connection_points` are those that have joined and are not known to be dead."""
 
     term: int
     current: Configuration
@@ -69,6 +68,7 @@ class State(msgspec.Struct, frozen=True):
     phase: Phase | None = None
     keep: Configuration | None = None
     last: dict[str, dict[str, int]] = {}
+    connection_points: frozenset[str] = frozenset()
 
     @classmethod
     def first(cls, configuration: Configuration | None = None) -> State:
@@ -97,8 +97,12 @@ def is_abortable(state: State) -> bool:
     return state.phase is Phase.PREPARE
 
 
+def join(state: State, connection_point: str) -> State:
+    return msgspec.structs.replace(state, connection_points=state.connection_points | {connection_point})
+
+
 def declare_dead(state: State, names: frozenset[str]) -> State:
-    return msgspec.structs.replace(state, dead=state.dead | names)
+    return msgspec.structs.replace(state, dead=state.dead | names, connection_points=state.connection_points - names)
 
 
 def lost(state: State) -> frozenset[str]:
@@ -133,21 +137,21 @@ def _start(state: State, wanted: Configuration, *, is_recovery: bool, is_buffere
 class _Parties:
     """Who takes part in the present transaction and is not known to be dead."""
 
-    def __init__(self, state: State, connection_points: Collection[str]) -> None:
+    def __init__(self, state: State) -> None:
         assert state.transaction is not None
         live, dead = state.transaction.live, state.dead
         self.access_points = {name for each in live for name in each.access_points} - dead
         self.matchers = {name for each in live for name in each.matchers} - dead
         self.exit_points = {name for each in live for name in each.exit_points} - dead
-        self.connection_points = set(connection_points) - dead
+        self.connection_points = set(state.connection_points)
 
 
-def commands(state: State, connection_points: Collection[str], registry: str) -> Commands:
+def commands(state: State, registry: str) -> Commands:
     """What is to be sent in the present phase; again, it does no harm."""
     transaction, term = state.transaction, state.term
     if transaction is None or state.keep is None:
         return []
-    who, epoch, keep = _Parties(state, connection_points), transaction.epoch, state.keep
+    who, epoch, keep = _Parties(state), transaction.epoch, state.keep
     is_kept = keep.epoch == epoch
     match state.phase:
         case Phase.FENCE:
@@ -173,22 +177,22 @@ def commands(state: State, connection_points: Collection[str], registry: str) ->
             return [(name, End(term, epoch, keep, state.dead)) for name in sorted(who.access_points)]
 
 
-def advance(state: State, replies: Replies, connection_points: Collection[str], registry: str) -> State | None:
+def advance(state: State, replies: Replies, registry: str) -> State | None:
     """The state of the next phase; None while somebody has not answered. When somebody has died on whom it depends,
     only a recovery goes on: what the dead have not drained must not be overtaken."""
     if state.transaction is None or lost(state):
         return None
-    awaited = _awaited(state, connection_points, registry)
+    awaited = _awaited(state, registry)
     if any(names - replies.get(step, {}).keys() for step, names in awaited):
         return None
     return _following(state, replies)
 
 
-def _awaited(state: State, connection_points: Collection[str], registry: str) -> list[tuple[Step, set[str]]]:
+def _awaited(state: State, registry: str) -> list[tuple[Step, set[str]]]:
     """Whose answers the present phase waits for."""
     assert state.transaction is not None
     assert state.keep is not None
-    transaction, who = state.transaction, _Parties(state, connection_points)
+    transaction, who = state.transaction, _Parties(state)
     match state.phase:
         case Phase.FENCE:
             return [(Step.FENCED, who.exit_points | who.connection_points | ({registry} if registry else set()))]

@@ -29,7 +29,7 @@ PART_BYTES: Final = 64 * 1024
 
 class DurableSession:
     """One connection that takes from a named subscription; `events` gives lists of encoded JSON objects. Connections
-    that take from the same one share its notifications."""
+    that take from the same one share its notifications; one that comes takes over what others have not written yet."""
 
     def __init__(self, queues: LogicalQueues, queue: str) -> None:
         self._queues = queues
@@ -39,6 +39,7 @@ class DurableSession:
     async def events(self) -> AsyncIterator[list[bytes]]:
         """What waits, until the broker stops; an empty list now and then while nothing does. Whoever asks for the
         next list has written the one before."""
+        await self._queues.take_over(self._queue)
         wanted = Dequeue(self._queue, max=LEASE_MESSAGES, wait_s=KEEP_ALIVE_S, visibility_s=LEASE_S)
         while not self._queues.is_stopping:
             self._unwritten = await self._queues.dequeue(wanted)

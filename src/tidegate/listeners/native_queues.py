@@ -9,7 +9,8 @@ transport can take more, and what one brings that was parked before is given bac
 enqueues faster than the disk takes it: beyond a window its connection is not read. It asks without end: L610.
 
 The queue of a named subscription has one reader, which wants order: what is leased to it and not settled when its
-connection goes is given back at once, so that it comes first when the reader is back.
+connection goes is given back at once, so that it comes first when the reader is back. A reader who comes, perhaps from
+a broker that has died, takes over what the one before had.
 """
 
 from __future__ import annotations
@@ -177,8 +178,8 @@ class QueueRequests:
         self._dequeues.discard(number)
         receipts = [message.receipt for message in leased]
         if self._reply(number, leased):
-            if wanted.queue.startswith(SUBSCRIPTION):
-                self._lent.setdefault(wanted.queue, set()).update(receipts)
+            if (lent := self._lent.get(wanted.queue)) is not None:
+                lent.update(receipts)
         elif receipts:
             await self._give_back(wanted.queue, receipts)
 
@@ -186,6 +187,9 @@ class QueueRequests:
         """Messages that the connection can carry. A request that was parked when the transport filled gives back what
         it got, and is held like those that come later."""
         deadline_s = self._loop.time() + wanted.wait_s
+        if wanted.queue.startswith(SUBSCRIPTION) and wanted.queue not in self._lent:
+            self._lent[wanted.queue] = set()
+            await self._queues.take_over(wanted.queue)
         while True:
             await self._until_writable()
             leased = await self._queues.dequeue(wanted)

@@ -95,7 +95,7 @@ class _Options:
 
     def broker(self) -> BrokerOptions:
         address = self.text("address", DEFAULT_ADDRESS)
-        Address.parse(address)
+        Address.parse_all(address)
         return BrokerOptions(address, self._token(), self._seconds("retryTimeoutS", RETRY_TIMEOUT_S))
 
     def count(self, name: str, default: int) -> int:

@@ -68,6 +68,9 @@ class EnqueueController:
         self._costs.enqueued(len(messages), storing.seconds)
         return Enqueued(len(messages), duplicates, durability)
 
+    async def has(self, messages: Sequence[NewMessage]) -> bool:
+        return await self._store.has(self.definition.name, self._in_turn(messages))
+
     def _in_turn(self, messages: Sequence[NewMessage]) -> dict[int, list[Entry]]:
         now_s, turn = time.time(), self._order.next()
         batches: dict[int, list[Entry]] = {}

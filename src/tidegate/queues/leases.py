@@ -71,12 +71,16 @@ class Leases:
     def expire(self, now_s: float) -> int:
         """Ends the leases whose time is over; how many messages wait again because of it."""
         count = 0
-        while self.next_deadline_s <= now_s:
+        while self._held and self.next_deadline_s <= now_s:
             _, sequence = heapq.heappop(self._deadlines)
             self.expired += self._held[sequence].is_owned
             self._put_again(sequence)
             count += 1
         return count
+
+    def expire_all(self) -> int:
+        """Ends every lease and every delay, as if its time were over."""
+        return self.expire(NEVER)
 
     def pop_again(self) -> int | None:
         """The lowest message that is to be delivered again, which the caller must grant, defer or forget."""

@@ -59,8 +59,8 @@ class _LogicalQueue:
 
 
 class LogicalQueues:
-    """`on_change` is told of every definition that is made, changed or dropped (None), here or by another broker; a
-    definition is made when `until_in_force` returns after that."""
+    """`on_change` is told of every definition that is made, changed or dropped (None), and whether that was only heard
+    of, as of another broker or a former process. A definition is made when `until_in_force` returns after that."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -68,12 +68,12 @@ class LogicalQueues:
         self._is_stopping = False
         # Two who make one queue at a time would give it two numbers in the store, and its messages to the lost one.
         self._defining = asyncio.Lock()
-        self.on_change: Callable[[str, Definition | None], None] = _ignore
+        self.on_change: Callable[[str, Definition | None, bool], None] = _ignore
         self.until_in_force: Callable[[], Awaitable[None]] = _at_once
 
     async def open(self) -> None:
         for definition in await self._store.open():
-            self._use(definition)
+            self._use(definition, is_heard=True)
         self._store.watch_definitions(self._on_definition)
 
     async def stop(self) -> None:
@@ -131,12 +131,22 @@ class LogicalQueues:
         controller = self._get(name).enqueue_controller
         return await controller.enqueue(messages, make_room=make_room, producer=producer, number=number)
 
+    async def has(self, name: str, messages: Sequence[NewMessage]) -> bool:
+        """Whether all of them were enqueued before, as far as the queue remembers."""
+        return await self._get(name).enqueue_controller.has(messages)
+
     async def dequeue(self, wanted: Dequeue) -> list[Leased]:
         """Leases messages, when there are some; cancel it when the client goes away. Whoever cannot pass the messages
         on settles them with `return`."""
         if self._is_stopping:
             raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
         return await self._get(wanted.queue).dequeue_controller.dequeue(wanted)
+
+    async def take_over(self, name: str) -> None:
+        """Whoever begins to read a named subscription is its only reader, and wants order: what another one has not
+        finished with, perhaps at a broker that has died, comes first."""
+        self._get(name)
+        await self._store.end_leases(name)
 
     async def settle(self, settle: Settle) -> Settled:
         queue, receipts = self._get(settle.queue), settle.receipts
@@ -255,11 +265,11 @@ class LogicalQueues:
             if settings == known.definition.settings:
                 return known.definition
         definition = await self._store.define(Definition(name, settings))
-        self._use(definition)
-        self._use(definition.dead_letters())
+        self._use(definition, is_heard=False)
+        self._use(definition.dead_letters(), is_heard=False)
         return definition
 
-    def _use(self, definition: Definition) -> None:
+    def _use(self, definition: Definition, *, is_heard: bool) -> None:
         known = self._queues.get(definition.name)
         if known is None:
             costs = Costs()
@@ -272,22 +282,23 @@ class LogicalQueues:
         else:
             known.definition = known.enqueue_controller.definition = definition
             known.dequeue_controller.redefine(definition)
-        self.on_change(definition.name, definition)
+        self.on_change(definition.name, definition, is_heard)
 
     async def _forget(self, name: str) -> None:
         for each in (name, name + DEAD):
             queue = self._queues.pop(each, None)
             if queue is not None:
                 await queue.dequeue_controller.close()
-                self.on_change(each, None)
+                self.on_change(each, None, False)
 
     async def _on_definition(self, name: str, definition: Definition | None) -> None:
-        """Another broker on this store has made, changed or dropped a queue."""
-        if definition is None:
-            await self._forget(name)
-        elif name not in self._queues or self._queues[name].definition != definition:
-            self._use(definition)
-            self._use(definition.dead_letters())
+        """Another broker on this store has made, changed or dropped a queue; or this one, and then it is done."""
+        async with self._defining:
+            if definition is None:
+                await self._forget(name)
+            elif name not in self._queues or self._queues[name].definition != definition:
+                self._use(definition, is_heard=True)
+                self._use(definition.dead_letters(), is_heard=True)
 
 
 def _check_seconds(name: str, seconds: float) -> float:
@@ -300,5 +311,5 @@ async def _at_once() -> None:
     pass
 
 
-def _ignore(_name: str, _definition: Definition | None) -> None:
+def _ignore(_name: str, _definition: Definition | None, _is_heard: bool) -> None:
     """Nobody asks."""

@@ -132,6 +132,9 @@ class Store(Protocol):
         Entries that are `numbered` have no identities. Each physical queue keeps its part together with the number, and
         nothing of it when it has kept that number, or a higher one, of that producer: then all are duplicates."""
 
+    async def has(self, queue: str, batches: dict[int, list[Entry]]) -> bool:
+        """Whether each entry would be a duplicate."""
+
     async def lease(
         self, queue: str, physical: int, messages_max: int, bytes_max: int, visibility_s: float
     ) -> Granted: ...
@@ -145,6 +148,9 @@ class Store(Protocol):
 
     async def give_back(self, queue: str, receipts: list[str]) -> int:
         """As release without delay, and the delivery does not count."""
+
+    async def end_leases(self, queue: str) -> int:
+        """Ends every lease, as if its time were over; how many."""
 
     async def read(
         self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = PAGE_BYTES_MAX

@@ -124,6 +124,14 @@ class LmdbQueue:
         self.counts.duplicates += duplicates
         return duplicates
 
+    def has(self, batches: dict[int, list[Entry]]) -> bool:
+        since_s = time.time() - self.settings.deduplication_s
+        return all(
+            self.physical[physical].identities.get(entry.identity, 0.0) > since_s
+            for physical, entries in batches.items()
+            for entry in entries
+        )
+
     def lease(
         self, physical: int, messages_max: int, bytes_max: int, visibility_s: float
     ) -> tuple[Granted, list[tuple[int, int, bytes]]]:
@@ -183,6 +191,13 @@ class LmdbQueue:
             self._correct_deliveries(at, sequence)
 
         return self._put_back(receipts, give_back)
+
+    def end_leases(self) -> int:
+        count = 0
+        for at in self.physical:
+            count += at.leases.expire_all()
+            self._tell(at)
+        return count
 
     def read(self, physical: int, start: int, stop: int, messages_max: int, bytes_max: int) -> SealedPage:
         """From the mapped file straight into the page: this is how millions are read."""

@@ -146,6 +146,9 @@ class LmdbStore:
             return await self._queue(queue).enqueue_numbered(batches, numbered)
         return await self._queue(queue).enqueue(batches, make_room=make_room)
 
+    async def has(self, queue: str, batches: dict[int, list[Entry]]) -> bool:
+        return self._queue(queue).has(batches)
+
     async def lease(self, queue: str, physical: int, messages_max: int, bytes_max: int, visibility_s: float) -> Granted:
         leasing = self._queue(queue)
         granted, dead = leasing.lease(physical, messages_max, bytes_max, visibility_s)
@@ -164,6 +167,9 @@ class LmdbStore:
 
     async def give_back(self, queue: str, receipts: list[str]) -> int:
         return self._queue(queue).give_back(receipts)
+
+    async def end_leases(self, queue: str) -> int:
+        return self._queue(queue).end_leases()
 
     async def read(
         self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = PAGE_BYTES_MAX

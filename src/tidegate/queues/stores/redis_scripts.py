@@ -237,6 +237,16 @@ wake(q)
 return {0, duplicates, #dropped, waiting(q)}
 """)
 
+# Deduplication in microseconds, then identities. Gives whether all of them came lately.
+HAS: Final = _script(r"""
+local q, time = queue(1), redis.call('TIME')
+local since_us = time[1] * 1000000 + time[2] - tonumber(ARGV[1])
+for at = 2, #ARGV do
+  if tonumber(redis.call('ZSCORE', q.i, ARGV[at]) or '0') < since_us then return 0 end
+end
+return 1
+""")
+
 # messages_max, bytes_max, visibility in ms, max_deliveries, leased_max, suspect after; the queue of dead letters behind
 # the own one, if there is one. Gives {waiting, expired, redelivered, dead}, then sequence, delivery, record and history
 # of each message.
@@ -427,6 +437,15 @@ end
 redis.call('HSET', q.c, 'cursor', text(math.max(counter(q, 'cursor'), below - 1)))
 if is_news then wake(q) end
 return #page
+""")
+
+# Gives {leases that were ended, waiting}.
+END_LEASES: Final = _script(r"""
+local q = queue(1)
+local ended = 0
+while redis.call('ZCARD', q.l) > 0 do ended = ended + expire(q, '+inf') end
+if ended > 0 then wake(q) end
+return {ended, waiting(q)}
 """)
 
 # A sequence. Gives whether it was there.

@@ -43,7 +43,9 @@ from tidegate.queues.stores.redis_scripts import (
     BLOCK_MS,
     DEFINE,
     DELETE_BELOW,
+    END_LEASES,
     ENQUEUE,
+    HAS,
     KEYS,
     LEASE,
     LEVEL,
@@ -129,7 +131,13 @@ class RedisStore:
 
     async def define(self, definition: Definition) -> Definition:
         """Compares and sets: two brokers may define the same queue at once, and differ."""
-        name = definition.name
+        name, settings = definition.name, definition.settings
+        if settings.filter is not None and not settings.deduplication_s:
+            raise QueueError(
+                "Q918",
+                f"queue {name!r} is bound to a filter with deduplication_s = 0",
+                "brokers that share a store all feed it, and know by that what is there: give it, say, 300",
+            )
         while True:
             kept = await self._link.command("HGET", QUEUES, name)
             before = _parse(name, kept) if kept is not None else None
@@ -196,6 +204,14 @@ class RedisStore:
             raise refused
         return duplicates
 
+    async def has(self, queue: str, batches: dict[int, list[Entry]]) -> bool:
+        state = self._queue(queue)
+        calls = [
+            (state.keys[physical], [int(1e6 * state.settings.deduplication_s), *(entry.identity for entry in entries)])
+            for physical, entries in batches.items()
+        ]
+        return all(await self._link.run_each(HAS, calls))
+
     async def lease(self, queue: str, physical: int, messages_max: int, bytes_max: int, visibility_s: float) -> Granted:
         """What is leased to a caller who is cancelled meanwhile is given back."""
         state = self._queue(queue)
@@ -219,6 +235,16 @@ class RedisStore:
 
     async def give_back(self, queue: str, receipts: list[str]) -> int:
         return await self._settle(queue, "return", receipts, 0.0)
+
+    async def end_leases(self, queue: str) -> int:
+        state = self._queue(queue)
+        count = 0
+        replies = await self._link.run_each(END_LEASES, [(keys, ()) for keys in state.keys])
+        for physical, (expired, waiting) in enumerate(replies):
+            count += expired
+            state.tell(physical, waiting)
+        state.counts.expired += count
+        return count
 
     async def read(
         self, queue: str, physical: int, start: int, stop: int, messages_max: int, bytes_max: int = PAGE_BYTES_MAX
