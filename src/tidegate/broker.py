@@ -205,7 +205,7 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
             return
         from tidegate.cluster.broker_host import BrokerLink  # ZooKeeper's client is an extra: tidegate[cluster]
 
-        async with BrokerLink(config.coordinator, config.bind) as link:
+        async with BrokerLink(config.coordinator, config.bind, token) as link:
             broker = Broker(config, token, link.make_host)
             link.on_end = broker.end
 

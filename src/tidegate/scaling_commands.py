@@ -21,9 +21,8 @@ from tidegate.command_line import add_command, add_token_file, connect_to
 from tidegate.errors import BadInput, TidegateError
 
 if TYPE_CHECKING:
-    from tidegate.cluster.change import Outcome
     from tidegate.cluster.directory import Directory, Wanted
-    from tidegate.cluster.probe import Findings, Probe
+    from tidegate.cluster.probe import Probe
 
 
 def add_scale(commands: Any) -> None:
@@ -156,7 +155,7 @@ async def _change(options: argparse.Namespace, directory: Directory, change: Cal
         probe = None if options.no_probe else await _begin_probe(options, directory, stack)
         began_s = time.monotonic()
         outcome = await change_layers(directory, change, probe, options.timeout, show)
-    terminal.print_json(_told(outcome))
+    terminal.print_json(outcome.to_dict())
     findings = outcome.findings
     return 0 if findings is None or not (findings.lost or findings.doubled or findings.disordered) else 1
 
@@ -179,31 +178,6 @@ async def _begin_probe(options: argparse.Namespace, directory: Directory, stack:
     except TidegateError as error:
         terminal.note(f"no probe: {error}")
         return None
-
-
-def _told(outcome: Outcome) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "epoch": outcome.state.current.epoch,
-        "slices": sorted(outcome.state.current.slices),
-        "seconds": round(outcome.seconds, 2),
-        "moved": outcome.moved,
-        "moved_share": round(outcome.moved / outcome.subscriptions, 3) if outcome.subscriptions else 0.0,
-    }
-    return told | (_told_by_probe(outcome.findings, outcome.began_s) if outcome.findings is not None else {})
-
-
-def _told_by_probe(findings: Findings, began_s: float) -> dict[str, Any]:
-    times = list(zip(findings.sent_s, findings.delays_s, strict=True))
-    before = [delay_s for sent_s, delay_s in times if sent_s + delay_s < began_s]
-    during = [delay_s for sent_s, delay_s in times if sent_s + delay_s >= began_s]
-    return {
-        "probes": len(findings.sent_s),
-        "longest_delay_ms": round(max(during, default=0.0) * 1000, 1),
-        "longest_delay_before_ms": round(max(before, default=0.0) * 1000, 1),
-        "lost": findings.lost,
-        "doubled": findings.doubled,
-        "disordered": findings.disordered,
-    }
 
 
 def _parse_count(text: str) -> tuple[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tidegate import connect_sync
@@ -28,6 +29,7 @@ class ClusterUp:
         ready = self.process.stdout.readline()
         assert ready, self.end()[1]
         self.native: str = json.loads(ready)["ready"]["native"]
+        self.http: str = json.loads(ready)["ready"]["http"]
         self.coordinator: str = json.loads(ready)["ready"]["coordinator"]
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +73,15 @@ def test_it_serves_grows_and_leaves_nothing_behind(cluster: ClusterUp) -> None:
         assert "matcher-1" not in replaced["slices"]
         broker.publish({"a": 3})
         assert next(iter(subscription)).notification == {"a": 3}
+        # The same from the page, or any other program that knows HTTP.
+        answer = httpx.post(f"{cluster.http}/v1/scale", json={"matchers": 1}, timeout=END_S, trust_env=False)
+        assert answer.status_code == 200, answer.text
+        told = answer.json()
+        assert sum(name.startswith("matcher-") for name in told["slices"]) == 1
+        assert (told["lost"], told["doubled"], told["disordered"]) == (0, 0, 0)
+        assert told["probes"] > 0
+        broker.publish({"a": 4})
+        assert next(iter(subscription)).notification == {"a": 4}
     assert cluster.end()[0] == 0
     gone = cluster.command("layers")
     assert gone.returncode == 2

@@ -192,7 +192,7 @@ def test_a_head_below_the_limit_is_served(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v1/layers/", "/v1/nothing", "/v2/layers", "/healthz/x", "/%00", "/ñ"]
+    "path", ["/page", "/v1", "/v1/", "/v1/layers/", "/v1/nothing", "/v2/layers", "/healthz/x", "/%00", "/ñ"]
 )
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE"])
 def test_an_unknown_path_is_named(client: httpx.Client, method: str, path: str) -> None:
@@ -442,3 +442,20 @@ def test_damaged_requests_and_noise_leave_a_healthy_broker(seed: int, capfd: pyt
         wait_until(lambda: metrics(client)["sessions"] == metrics(client)["subscriptions"] == 0)
         assert broker.terminate() == 0
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"matchers": 2}, (400, "P345")),
+        ({}, (400, "P346")),
+        ({"matchers": 0}, (400, "P322")),
+        ({"matchers": 65}, (400, "P322")),
+        ({"matchers": "2"}, (400, "P322")),
+        ({"matcher": 2}, (400, "P322")),
+    ],
+)
+def test_a_broker_in_one_process_is_not_scaled(
+    client: httpx.Client, body: dict[str, object], expected: tuple[int, str]
+) -> None:
+    assert code_of(client.post("/v1/scale", json=body)) == expected

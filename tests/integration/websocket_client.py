@@ -49,11 +49,14 @@ class WebSocketClient:
         is_small: bool = False,
         tls: ssl.SSLContext | None = None,
         context: str | None = None,
+        subprotocols: tuple[str, ...] = (),
     ) -> None:
         self._address = urlsplit(http)
         query = push_query(subscription_filter, policy, name) | ({"context": context} if context is not None else {})
         self._target = f"{path}?{urlencode(query)}"
         self._headers = headers or {}
+        self._subprotocols = list(subprotocols)
+        self.subprotocol: str | None = None
         self._socket = socket.socket()
         self._socket.settimeout(WAIT_S)
         if is_small:
@@ -67,11 +70,19 @@ class WebSocketClient:
     def __enter__(self) -> Self:
         self._socket.connect((self._address.hostname, self._address.port))
         extra = [(name.encode(), value.encode()) for name, value in self._headers.items()]
-        self._send(Request(host=self._address.netloc, target=self._target, extra_headers=extra))
+        self._send(
+            Request(
+                host=self._address.netloc,
+                target=self._target,
+                extra_headers=extra,
+                subprotocols=self._subprotocols,
+            )
+        )
         event = self._next_event()
         if isinstance(event, RejectConnection):
             self._reject(event)
         assert isinstance(event, AcceptConnection), event
+        self.subprotocol = event.subprotocol
         return self
 
     def __exit__(

@@ -16,7 +16,8 @@ import pyarrow.parquet
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.pipeline.air_quality import BANDS, BODY_SCHEMA, POLLUTANTS, Settings
+from tidegate.devices.air_quality_index import BANDS
+from tidegate.pipeline.air_quality import BODY_SCHEMA, POLLUTANTS, Settings
 from tidegate.pipeline.air_quality_job import Totals, read_totals
 
 SCHEMA = (

@@ -12,8 +12,9 @@ import pytest
 from plain_air_quality import Alert, Key, Message, frame, plain_alerts
 from pyspark.sql import DataFrame, SparkSession
 
+from tidegate.devices.air_quality_index import BAND_NAMES, BANDS
 from tidegate.pipeline import air_quality
-from tidegate.pipeline.air_quality import BAND_NAMES, BANDS, POLLUTANTS, RUN_SCHEMA, WINDOW_SCHEMA, Settings
+from tidegate.pipeline.air_quality import POLLUTANTS, RUN_SCHEMA, WINDOW_SCHEMA, Settings
 
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

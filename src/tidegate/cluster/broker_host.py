@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
 import msgspec
 
+from tidegate.client import connect
 from tidegate.cluster.cluster_link import ClusterLink
+from tidegate.cluster.probe import Probe
+from tidegate.errors import Overloaded, TidegateError
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs, Submit, SubmitAck
 from tidegate.layers.load import LOAD_S, Delays, Rates, load_of
 from tidegate.layers.subscription_table import connection_point_number
 
+log = logging.getLogger(__name__)
+
 
 class ClusterHost(BrokerHost):
     """What is not for a session or a slice here goes through the channels."""
 
-    def __init__(self, numbers: tuple[int, int], link: ClusterLink, *arguments: Any) -> None:
+    def __init__(self, numbers: tuple[int, int], link: ClusterLink, token: str | None, *arguments: Any) -> None:
         super().__init__(numbers, "", *arguments)
         self.address = ""
         self._link = link
+        self._token = token
+        self._is_scaling = False
         self._next_report_s = 0.0
         self._loads: dict[str, Load] = {}
         self._loads_before: dict[str, Load] = {}
@@ -37,6 +46,27 @@ class ClusterHost(BrokerHost):
             if (before := self._loads_before.get(name)) and (rates := Rates.between(before, load))
         }
         return self._link.status() | {"slices": slices}
+
+    async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """With a probe that goes through this broker as any client does."""
+        if self._is_scaling:
+            raise Overloaded("L660", "the layers are being changed already", "wait until that is done")
+        self._is_scaling = True
+        try:
+            async with AsyncExitStack() as stack:
+                outcome = await self._link.change_layers(counts, await self._begin_probe(stack))
+        finally:
+            self._is_scaling = False
+        return outcome.to_dict()
+
+    async def _begin_probe(self, stack: AsyncExitStack) -> Probe | None:
+        """None where a program on this machine cannot be a client, such as for want of a certificate."""
+        try:
+            client = await stack.enter_async_context(connect(self.address, name="tidegate-probe", token=self._token))
+            return await stack.enter_async_context(Probe(client))
+        except TidegateError as error:
+            log.warning("the layers are changed without a probe: %s", error)
+            return None
 
     def tick(self) -> None:
         """Now and then also tells the coordinator what this broker does, and asks what the others do."""
@@ -71,10 +101,11 @@ class ClusterHost(BrokerHost):
 class BrokerLink:
     """For use in `async with`: it has joined the cluster, and leaves it. `on_end` is told when the broker must end."""
 
-    def __init__(self, address: str, bind: str) -> None:
+    def __init__(self, address: str, bind: str, token: str | None) -> None:
         self.on_end: Callable[[Exception | None], None] | None = None
         self._host: ClusterHost | None = None
         self._link = ClusterLink(address, bind, self._deliver, self._end)
+        self._token = token
         self._numbers = (0, 0)
 
     async def __aenter__(self) -> Self:
@@ -88,7 +119,7 @@ class BrokerLink:
     def make_host(
         self, bounds: Bounds, clock: Callable[[], float], on_failure: Callable[[Exception], None]
     ) -> ClusterHost:
-        self._host = ClusterHost(self._numbers, self._link, bounds, clock, on_failure)
+        self._host = ClusterHost(self._numbers, self._link, self._token, bounds, clock, on_failure)
         asyncio.get_running_loop().call_soon(self._link.begin)
         return self._host
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
-from tidegate.cluster.directory import Directory
+import msgspec
+
+from tidegate.cluster.change import Outcome, change_layers
+from tidegate.cluster.directory import Directory, Wanted
+from tidegate.cluster.probe import Probe
 from tidegate.errors import Unavailable
 from tidegate.layers.channels import Channels
 from tidegate.layers.control import Retire, Suspect
@@ -20,6 +24,9 @@ from tidegate.layers.frames import LayerFrame, Outputs
 from tidegate.layers.selector import Configuration
 
 log = logging.getLogger(__name__)
+
+# How long whoever asked waits for a change of the layers; the coordinator goes on after that.
+CHANGE_S: Final = 60.0
 
 
 class ClusterLink:
@@ -63,6 +70,14 @@ class ClusterLink:
     def status(self) -> dict[str, Any]:
         """The last decided configuration, as the directory has it."""
         return status_of(self._configuration)
+
+    async def change_layers(self, counts: Mapping[str, int], probe: Probe | None) -> Outcome:
+        """To so many slices of the named layers."""
+
+        def change(wanted: Wanted) -> Wanted:
+            return msgspec.structs.replace(wanted, **counts)
+
+        return await change_layers(self._directory, change, probe, CHANGE_S, lambda phase: log.info("%s", phase))
 
     def send(self, source: str, address: str, frame: LayerFrame) -> None:
         self._channels.send(source, address, frame)

@@ -8,6 +8,6 @@ such as `NO2 > 200; kind == traffic`, serves the made and the measured data.
 
 from tidegate.devices.official_csv import read_official_csv
 from tidegate.devices.readings import readings
-from tidegate.devices.stations import MAGNITUDES, STATIONS, Station, station
+from tidegate.devices.stations import ATTRIBUTION, MAGNITUDES, STATIONS, Station, station
 
-__all__ = ["MAGNITUDES", "STATIONS", "Station", "read_official_csv", "readings", "station"]
+__all__ = ["ATTRIBUTION", "MAGNITUDES", "STATIONS", "Station", "read_official_csv", "readings", "station"]

@@ -16,6 +16,9 @@ from tidegate.errors import BadInput
 if TYPE_CHECKING:
     from tidegate.notification import Value
 
+# How the licence wants the facts and the data of the network to be attributed.
+ATTRIBUTION: Final = "Fuente: Comunidad de Madrid, Red de Calidad del Aire, CC BY 4.0"
+
 Area: TypeAlias = Literal["urban", "suburban", "rural"]
 Kind: TypeAlias = Literal["traffic", "background", "industrial"]
 

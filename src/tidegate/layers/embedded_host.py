@@ -8,9 +8,10 @@ its store has it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
+from tidegate.errors import ProtocolError
 from tidegate.filters import Filter
 from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.carrier import Carrier
@@ -80,6 +81,10 @@ class BrokerHost(Carrier):
     def status(self) -> dict[str, Any]:
         """Configuration and epoch."""
 
+    @abstractmethod
+    async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Changes how many slices the named layers have; what became of it, once it is done."""
+
     def statistics(self) -> dict[str, Any]:
         """The load of what is here, by layer."""
         return {
@@ -109,6 +114,13 @@ class EmbeddedHost(BrokerHost):
 
     def status(self) -> dict[str, Any]:
         return status_of(self.configuration)
+
+    async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        raise ProtocolError(
+            "P345",
+            "this broker has all layers in one process, one slice of each",
+            "start a cluster, whose layers can be scaled: tidegate cluster up",
+        )
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | {

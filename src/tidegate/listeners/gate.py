@@ -7,20 +7,27 @@ broker on loopback answers to the names of loopback only, and to the hosts of th
 
 from __future__ import annotations
 
+import base64
 import hmac
+from typing import Final
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from tidegate.config import is_loopback
 from tidegate.errors import NotAllowed, TidegateError
 from tidegate.listeners.json_response import error_response
 
-# Whoever may see that a port is open may know that it is healthy.
-OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+# Whoever may see that a port is open may know that it is healthy, and see the page, which holds no data.
+OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz"})
+PAGE_FILES: Final = "/page/"
+# A browser's WebSocket can set no header. It offers two subprotocols, of which the first is chosen: this one, and the
+# token in base64url behind a prefix.
+PROTOCOL: Final = "tidegate"
+TOKEN_PROTOCOL: Final = "tidegate-token."  # noqa: S105 - a prefix
 
 
 def check_token(shown: str, expected: str | None) -> None:
@@ -49,7 +56,7 @@ class Gate:
             except TidegateError as error:
                 await _deny(scope, receive, send, error_response(error))
                 return
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _choosing_protocol(send) if _offered_token(scope) else send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin", "")
@@ -61,8 +68,8 @@ class Gate:
             raise ForeignOrigin(
                 "A503", f"a page of {origin} may not use this broker", "add its origin to the setting origins"
             )
-        if scope["path"] not in OPEN_PATHS:
-            check_token(_bearer_token(headers.get("authorization", "")), self._token)
+        if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(PAGE_FILES):
+            check_token(_bearer_token(headers.get("authorization", "")) or _offered_token(scope), self._token)
 
     def _is_own(self, host: str) -> bool:
         """Whether a Host header names this machine; only old clients, never a browser, send none."""
@@ -85,6 +92,30 @@ async def _deny(scope: Scope, receive: Receive, send: Send, response: Response) 
 def _bearer_token(authorization: str) -> str:
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
+
+
+def _offered_token(scope: Scope) -> str:
+    """What cannot be read is as wrong as any other token."""
+    offered: list[str] = scope.get("subprotocols", [])
+    for each in offered:
+        if each.startswith(TOKEN_PROTOCOL):
+            encoded = each.removeprefix(TOKEN_PROTOCOL)
+            try:
+                return base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode("latin-1")
+            except ValueError:
+                return encoded
+    return ""
+
+
+def _choosing_protocol(send: Send) -> Send:
+    """A browser gives up a WebSocket whose offer is not answered."""
+
+    async def choose(message: Message) -> None:
+        if message["type"] == "websocket.accept":
+            message["subprotocol"] = PROTOCOL
+        await send(message)
+
+    return choose
 
 
 def _host_of(origin: str) -> str:

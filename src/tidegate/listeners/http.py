@@ -33,8 +33,10 @@ from tidegate.filters import Filter
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.listeners.gate import Gate
 from tidegate.listeners.http_connection import HttpConnection
+from tidegate.listeners.http_page import HttpPage
 from tidegate.listeners.http_publish import HttpPublisher, read_body
 from tidegate.listeners.http_queues import HttpQueues
+from tidegate.listeners.http_scale import HttpScale
 from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.http_subscriptions import HttpSubscriptions
 from tidegate.listeners.json_response import error_response, json_response
@@ -66,6 +68,7 @@ class HttpListener:
         status: Callable[[], dict[str, Any]],
         registry: CollectorRegistry,
     ) -> None:
+        self._host = host
         self._config = config
         self._status = status
         self._registry = registry
@@ -147,6 +150,8 @@ class HttpListener:
             *HttpQueues(self._queues, self._config).routes(),
             Route("/v1/why", self._why, methods=["POST"]),
             Route("/v1/layers", self._layers),
+            *HttpScale(self._host, self._config).routes(),
+            *HttpPage().routes(),
             Route("/healthz", self._healthy),
             Route("/readyz", self._ready),
             Route("/metrics", self._metrics),

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from tidegate.config import Config
 from tidegate.layers.outbox import Policy
+from tidegate.listeners.http_scale import SLICES_MAX
 from tidegate.listeners.openapi_parts import (
     answer,
     get_operation,
@@ -39,6 +40,7 @@ def openapi_document(config: Config) -> dict[str, Any]:
             "/v1/why": {"post": _why()},
             **queue_paths(),
             "/v1/layers": {"get": get_operation("Who serves what, in which epoch, with what load", {"type": "object"})},
+            "/v1/scale": {"post": _scale()},
             "/healthz": {"get": get_operation("The process is up", _status())},
             "/readyz": {"get": get_operation("The broker takes notifications", _status(), 503)},
             "/metrics": {"get": text_operation("Metrics for Prometheus", "text/plain", 401, 403)},
@@ -97,6 +99,18 @@ def _why() -> dict[str, Any]:
         "requestBody": {"required": True} | json_content(question),
         "responses": {"200": answer("The explanation", {"$ref": "#/components/schemas/Explanation"})}
         | refusals(400, 401, 403, 413),
+    }
+
+
+def _scale() -> dict[str, Any]:
+    count = {"type": "integer", "minimum": 1, "maximum": SLICES_MAX}
+    layers = {"access_points": count, "matchers": count, "exit_points": count}
+    return {
+        "operationId": "scale",
+        "summary": "Change how many slices the layers of a cluster have; answers when they are as wanted",
+        "requestBody": {"required": True} | json_content(object_of(layers, *layers)),
+        "responses": {"200": answer("What it did to a probe: its longest delay, lost, doubled", {"type": "object"})}
+        | refusals(400, 401, 403, 413, 429, 503),
     }
 
 

@@ -27,6 +27,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tidegate.devices import MAGNITUDES
+from tidegate.devices.air_quality_index import BAND_NAMES, BANDS
 
 POLLUTANTS: Final = tuple(MAGNITUDES.values())
 # What is read of a message's body; a body that does not fit has an _error.
@@ -49,17 +50,6 @@ ALERT_SCHEMA: Final = (
     "alert string, state string, station string, name string, since timestamp, until timestamp, windows long, "
     "peak double, threshold double"
 )
-
-# The European Air Quality Index as the European Environment Agency revised it in 2024 (ETC HE Report 2024/17): hourly
-# concentrations of all five pollutants, the highest of each band but the last in ug/m3, its end included.
-BAND_NAMES: Final = ("good", "fair", "moderate", "poor", "very poor", "extremely poor")
-BANDS: Final[dict[str, tuple[float, ...]]] = {
-    "PM2.5": (5, 15, 50, 90, 140),
-    "PM10": (15, 45, 120, 195, 270),
-    "NO2": (10, 25, 60, 100, 150),
-    "O3": (60, 100, 120, 160, 180),
-    "SO2": (20, 40, 125, 190, 275),
-}
 
 _US_PER_S: Final = 1_000_000
 

@@ -1,0 +1,123 @@
+// The only way of the parts to the broker: calls, and streams that come back after a break. Where the broker wants a
+// token the page asks for it once and keeps it as long as its tab lives. Streams are read with fetch and not with
+// EventSource, which cannot show a token.
+
+const TOKEN = "tidegate-token";
+const RETRY_MS = [500, 1000, 2000, 5000];
+const STATUS_MS = 1000;
+
+export class BrokerError extends Error {
+  constructor(status, error) {
+    super(error.message);
+    Object.assign(this, { status, code: error.code, remedy: error.remedy, column: error.column });
+  }
+}
+
+let askForToken = async () => "";
+let asking = null;
+
+/** `ask` is an async function that gets a token from the person at the page. */
+export function onTokenWanted(ask) {
+  askForToken = ask;
+}
+
+/** What a WebSocket offers: it can set no header, so its token is a subprotocol, in base64url. See listeners/gate.py. */
+export function protocols() {
+  const encoded = btoa(token()).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return encoded ? ["tidegate", `tidegate-token.${encoded}`] : [];
+}
+
+export function get(path) {
+  return call("GET", path);
+}
+
+export function post(path, body) {
+  return call("POST", path, JSON.stringify(body), "application/json");
+}
+
+export function put(path, body) {
+  return call("PUT", path, JSON.stringify(body), "application/json");
+}
+
+/** JSON back, or a BrokerError with the code, the message and the cure. */
+export async function call(method, path, body, type, accept = "application/json") {
+  const response = await request(path, { method, body, headers: { Accept: accept, ...(type && { "Content-Type": type }) } });
+  return response.status === 204 ? null : response.json();
+}
+
+/**
+ * Server-sent events of /v1/stream for a filter until `signal` aborts. `on.delivery` gets each delivery, `on.state`
+ * "live" or "broken", `on.error` what no second try would cure, such as a bad filter.
+ */
+export async function stream(filter, signal, on) {
+  for (let failures = 0; !signal.aborted; failures++) {
+    try {
+      const response = await request(`/v1/stream?filter=${encodeURIComponent(filter)}`, { signal });
+      on.state?.("live");
+      failures = 0;
+      await readEvents(response.body, (data) => on.delivery(data));
+    } catch (error) {
+      if (signal.aborted) return;
+      if (error instanceof BrokerError && error.status < 429) return on.error?.(error);
+    }
+    on.state?.("broken");
+    await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+  }
+}
+
+/** Calls `listener(now, before)` with /v1/layers about once a second while the page is looked at; null: no answer. */
+export function watchStatus(listener) {
+  watchers.push(listener);
+  if (watchers.length === 1) lookAtStatus();
+}
+
+const watchers = [];
+let seen = null;
+
+async function lookAtStatus() {
+  if (!document.hidden) {
+    const now = await get("/v1/layers").catch(() => null);
+    const before = seen && now && seen.broker === now.broker ? seen : null;
+    seen = now;
+    for (const watcher of watchers) watcher(now, before);
+  }
+  setTimeout(lookAtStatus, STATUS_MS);
+}
+
+function token() {
+  return sessionStorage.getItem(TOKEN) ?? "";
+}
+
+async function request(path, options) {
+  const shown = token();
+  const headers = { ...options.headers, ...(shown && { Authorization: `Bearer ${shown}` }) };
+  const response = await fetch(path, { ...options, headers, cache: "no-store" });
+  if (response.ok) return response;
+  const body = await response.json().catch(() => ({}));
+  const error = body.error ?? { code: `HTTP ${response.status}`, message: response.statusText || "no answer" };
+  if (response.status !== 401) throw new BrokerError(response.status, error);
+  if (shown === token()) {
+    // Those who come while it is asked for wait for the same answer.
+    asking ??= askForToken(error).finally(() => (asking = null));
+    const given = await asking;
+    if (!given) throw new BrokerError(401, error);
+    sessionStorage.setItem(TOKEN, given);
+  }
+  return request(path, options);
+}
+
+async function readEvents(body, onData) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      for (const line of event.split("\n")) {
+        if (line.startsWith("data: ")) onData(JSON.parse(line.slice(6)));
+      }
+    }
+  }
+}

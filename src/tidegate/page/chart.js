@@ -1,0 +1,58 @@
+// A line chart: some series over one time axis, drawn anew whenever it is told to.
+
+import { formatNumber, makeSvg } from "./elements.js";
+
+const MARGIN = { left: 44, right: 12, top: 8, bottom: 22 };
+const TICKS = 4;
+
+/**
+ * `series` are lists of { at, value }, at in ms; `bounds` are values at which a line is drawn across. `label` is what a
+ * reader who cannot see it is told.
+ */
+export function drawChart(place, series, { label, bounds = [], formatTime = clock } = {}) {
+  const { clientWidth: width, clientHeight: height } = place;
+  const points = series.flat();
+  if (width === 0) return;
+  const svg = makeSvg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}` });
+  if (points.length > 1) drawInto(svg, series, points, { width, height, bounds, formatTime });
+  place.replaceChildren(svg);
+}
+
+function drawInto(svg, series, points, { width, height, bounds, formatTime }) {
+  const [from, to] = extent(points.map((point) => point.at));
+  const step = roundStep(Math.max(...points.map((point) => point.value), 1e-9) / TICKS);
+  const top = step * Math.ceil(Math.max(...points.map((point) => point.value), step) / step);
+  const x = (at) => MARGIN.left + ((at - from) / (to - from || 1)) * (width - MARGIN.left - MARGIN.right);
+  const y = (value) => height - MARGIN.bottom - (value / top) * (height - MARGIN.top - MARGIN.bottom);
+  for (let value = 0; value <= top + step / 2; value += step) {
+    svg.append(
+      makeSvg("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
+      makeSvg("text", { x: MARGIN.left - 6, y: y(value) + 4, "text-anchor": "end" }, formatNumber(value)),
+    );
+  }
+  for (const bound of bounds.filter((value) => value <= top)) {
+    svg.append(makeSvg("line", { class: "bound", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(bound), y2: y(bound) }));
+  }
+  const times = [[from, "start"], [(from + to) / 2, "middle"], [to, "end"]];
+  for (const [at, anchor] of times) {
+    svg.append(makeSvg("text", { x: x(at), y: height - 5, "text-anchor": anchor }, formatTime(new Date(at))));
+  }
+  series.forEach((line, at) => {
+    const path = line.map((point) => `${x(point.at).toFixed(1)},${y(point.value).toFixed(1)}`).join(" ");
+    svg.append(makeSvg("polyline", { class: at === 0 ? "line-one" : "line-two", points: path }));
+  });
+}
+
+function extent(values) {
+  return [Math.min(...values), Math.max(...values)];
+}
+
+/** 1, 2 or 5 times a power of ten, not below `least`. */
+function roundStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
+}
+
+function clock(date) {
+  return date.toLocaleTimeString("en-GB");
+}

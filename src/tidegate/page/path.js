@@ -1,0 +1,149 @@
+// Path: the layers that a notification passes, what each does now, and how many slices it has.
+
+import { post, watchStatus } from "./broker.js";
+import { drawChart } from "./chart.js";
+import { byId, formatAge, formatNumber, make, makeError } from "./elements.js";
+
+const LOOKS_MAX = 180;
+const LAYERS = [
+  { key: "connection_points", load: "connection_point", title: "Connection Point", work: "Sessions, publishers and limits; outboxes of subscribers.", counts: "accepted" },
+  { key: "access_points", load: "access_point", title: "Access Point", work: "Numbers each batch and keeps it until it has arrived.", counts: "notifications" },
+  { key: "matchers", load: "matcher", title: "Matcher", work: "Which filters does a notification satisfy?", counts: "notifications" },
+  { key: "exit_points", load: "exit_point", title: "Exit Point", work: "Joins the answers of all Matchers, keeps the order.", counts: "notifications" },
+];
+const SLICE_PREFIXES = { connection_points: "connection-point-", access_points: "access-point-", matchers: "matcher-", exit_points: "exit-point-" };
+const LEVELS = [
+  ["sessions", "sessions"],
+  ["subscriptions", "subscriptions"],
+  ["publishers", "publishers"],
+  ["outbox_notifications", "waiting in outboxes"],
+  ["bytes_under_way", "bytes under way"],
+  ["blocked_outboxes", "blocked outboxes"],
+  ["dropped", "dropped for slow readers"],
+  ["refused", "refused"],
+  ["duplicates", "sent again"],
+];
+
+const accepted = [];
+const delivered = [];
+let isScaling = false;
+
+export async function start() {
+  watchStatus((now, before) => now && look(now, before));
+  byId("scale").addEventListener("submit", scale);
+}
+
+export function show() {}
+
+function look(now, before) {
+  const rate = rates(now, before);
+  if (before !== null) {
+    accepted.push({ at: Date.now(), value: rate("connection_point", "accepted") });
+    delivered.push({ at: Date.now(), value: rate("connection_point", "delivered") });
+    if (accepted.length > LOOKS_MAX) [accepted, delivered].forEach((line) => line.shift());
+  }
+  if (byId("part-path").hidden) return;
+  byId("layers").replaceChildren(...LAYERS.map((layer) => makeLayer(layer, now, rate)));
+  byId("epoch").textContent = `epoch ${now.epoch}, up ${formatAge(now.uptime_s)}`;
+  const edge = now.load.connection_point;
+  byId("levels").replaceChildren(
+    ...LEVELS.map(([name, title]) => make("div", {}, make("dt", {}, title), make("dd", {}, formatNumber(edge[name])))),
+  );
+  drawChart(byId("rates"), [accepted, delivered], { label: describeRates() });
+  if (!isScaling) fillCounts(now.configuration);
+}
+
+/** Of a counter of a layer, a second; NaN when it is not known. */
+function rates(now, before) {
+  return (layer, counter) => {
+    const [new_, old] = [now.load[layer]?.[counter], before?.load[layer]?.[counter]];
+    return (new_ - old) / (now.uptime_s - before?.uptime_s);
+  };
+}
+
+function makeLayer({ key, load, title, work, counts }, now, rate) {
+  const known = Object.entries(now.slices ?? {}).filter(([name]) => name.startsWith(SLICE_PREFIXES[key]));
+  const names = now.configuration[key] ?? (known.length ? known.map(([name]) => name) : ["connection-point"]);
+  const slices = names.map((name) => makeSlice(name, now.slices?.[name]));
+  const inCluster = known.reduce((sum, [, slice]) => sum + slice.notifications_per_s, 0);
+  const a_second = now.slices === undefined ? rate(load, counts) : inCluster;
+  return make(
+    "li",
+    { "data-layer": key },
+    make(
+      "div",
+      { class: "panel" },
+      make("h2", {}, title),
+      make("p", { class: "work" }, work),
+      make("ul", { class: "slices", "aria-label": `slices of ${title}` }, ...slices),
+      make("dl", { class: "readings" }, ...facts(load, now, a_second)),
+    ),
+  );
+}
+
+function facts(layer, now, a_second) {
+  const load = now.load[layer] ?? {};
+  const shown = [["a second", a_second]];
+  if (layer === "connection_point") shown.push(["outboxes hold", load.outbox_notifications]);
+  if (layer === "access_point") shown.push(["under way", load.unacknowledged_batches]);
+  if (layer === "matcher") shown.push(["filters", load.filters]);
+  if (layer === "exit_point") shown.push(["incomplete", load.incomplete_batches]);
+  return shown
+    .filter(([, value]) => value !== undefined)
+    .map(([title, value]) => make("div", {}, make("dt", {}, title), make("dd", {}, formatNumber(value))));
+}
+
+function makeSlice(name, slice) {
+  if (slice === undefined) return make("li", {}, name);
+  const busy = make("meter", { min: 0, max: 1, high: 0.8, value: slice.busy_share, "aria-label": `${name} is busy` });
+  return make("li", { title: `${Math.round(slice.busy_share * 100)} % of a core` }, name, busy);
+}
+
+function describeRates() {
+  const last = (line) => formatNumber(line.at(-1)?.value ?? NaN);
+  return `now ${last(accepted)} notifications a second accepted, ${last(delivered)} delivered`;
+}
+
+// Scaling.
+
+function fillCounts(configuration) {
+  for (const input of byId("scale").querySelectorAll("input")) {
+    // What somebody has typed stays.
+    if (input.value === "" || input.value === input.dataset.was) input.value = configuration[input.name].length;
+    input.dataset.was = configuration[input.name].length;
+  }
+}
+
+async function scale(event) {
+  event.preventDefault();
+  const inputs = [...event.target.querySelectorAll("input")];
+  const button = event.target.querySelector("button");
+  const counts = Object.fromEntries(inputs.map((input) => [input.name, Number(input.value)]));
+  isScaling = button.disabled = true;
+  byId("scaled").replaceChildren(make("p", { class: "calm" }, "The layers change while everything flows; a probe watches…"));
+  try {
+    byId("scaled").replaceChildren(makeOutcome(await post("/v1/scale", counts)));
+  } catch (error) {
+    byId("scaled").replaceChildren(makeError(error));
+  } finally {
+    isScaling = button.disabled = false;
+    inputs.forEach((input) => (input.value = ""));
+  }
+}
+
+function makeOutcome(outcome) {
+  const counted = [
+    ["epoch", outcome.epoch],
+    ["longest delay", `${formatNumber(outcome.longest_delay_ms)} ms`],
+    ["before the change", `${formatNumber(outcome.longest_delay_before_ms)} ms`],
+    ["lost", outcome.lost],
+    ["doubled", outcome.doubled],
+    ["subscriptions moved", outcome.moved],
+    ["it took", formatAge(outcome.seconds)],
+  ];
+  return make(
+    "dl",
+    { class: "readings done" },
+    ...counted.map(([title, value]) => make("div", {}, make("dt", {}, title), make("dd", {}, value))),
+  );
+}
