@@ -22,7 +22,8 @@ run: setup  ## the main job: a broker, stations publishing to it, a subscriber p
 	$(BIN)/tidegate demo
 
 test: setup  ## all tests
-	scripts/ensure-packages curl:curl redis-server:redis-server /usr/share/zookeeper/bin/zkServer.sh:zookeeper
+	scripts/ensure-packages curl:curl redis-server:redis-server /usr/share/zookeeper/bin/zkServer.sh:zookeeper \
+		chromium:chromium
 	$(BIN)/python -m pytest
 
 test-unit: setup  ## the tests that run in seconds

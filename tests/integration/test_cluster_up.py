@@ -3,49 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from cluster_up import END_S, ClusterUp
 
 from tidegate import connect_sync
 
 pytestmark = pytest.mark.timeout(240)
-END_S = 60
-
-
-class ClusterUp:
-    def __init__(self, data: Path) -> None:
-        command = ["cluster", "up", "--data", str(data), "--native-port", "0", "--http-port", "0"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert self.process.stdout is not None
-        ready = self.process.stdout.readline()
-        assert ready, self.end()[1]
-        self.native: str = json.loads(ready)["ready"]["native"]
-        self.http: str = json.loads(ready)["ready"]["http"]
-        self.coordinator: str = json.loads(ready)["ready"]["coordinator"]
-
-    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tidegate", *arguments, "--coordinator", self.coordinator],
-            capture_output=True,
-            text=True,
-            timeout=END_S,
-            check=False,
-        )
-
-    def end(self) -> tuple[int, str]:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-        _output, errors = self.process.communicate(timeout=END_S)
-        return self.process.returncode, errors
 
 
 @pytest.fixture

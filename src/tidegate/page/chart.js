@@ -2,6 +2,7 @@
 
 import { formatNumber, makeSvg } from "./elements.js";
 
+// Values are drawn from 0 up: none that is shown here can be below.
 const MARGIN = { left: 44, right: 12, top: 8, bottom: 22 };
 const TICKS = 4;
 
@@ -11,19 +12,20 @@ const TICKS = 4;
  */
 export function drawChart(place, series, { label, bounds = [], formatTime = clock } = {}) {
   const { clientWidth: width, clientHeight: height } = place;
-  const points = series.flat();
+  const lines = series.map((line) => line.filter((point) => Number.isFinite(point.value)));
+  const points = lines.flat();
   if (width === 0) return;
   const svg = makeSvg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}` });
-  if (points.length > 1) drawInto(svg, series, points, { width, height, bounds, formatTime });
+  if (points.length > 1) drawInto(svg, lines, points, { width, height, bounds, formatTime });
   place.replaceChildren(svg);
 }
 
-function drawInto(svg, series, points, { width, height, bounds, formatTime }) {
+function drawInto(svg, lines, points, { width, height, bounds, formatTime }) {
   const [from, to] = extent(points.map((point) => point.at));
   const step = roundStep(Math.max(...points.map((point) => point.value), 1e-9) / TICKS);
   const top = step * Math.ceil(Math.max(...points.map((point) => point.value), step) / step);
   const x = (at) => MARGIN.left + ((at - from) / (to - from || 1)) * (width - MARGIN.left - MARGIN.right);
-  const y = (value) => height - MARGIN.bottom - (value / top) * (height - MARGIN.top - MARGIN.bottom);
+  const y = (value) => height - MARGIN.bottom - Math.max(0, value / top) * (height - MARGIN.top - MARGIN.bottom);
   for (let value = 0; value <= top + step / 2; value += step) {
     svg.append(
       makeSvg("line", { class: "axis", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
@@ -37,7 +39,7 @@ function drawInto(svg, series, points, { width, height, bounds, formatTime }) {
   for (const [at, anchor] of times) {
     svg.append(makeSvg("text", { x: x(at), y: height - 5, "text-anchor": anchor }, formatTime(new Date(at))));
   }
-  series.forEach((line, at) => {
+  lines.forEach((line, at) => {
     const path = line.map((point) => `${x(point.at).toFixed(1)},${y(point.value).toFixed(1)}`).join(" ");
     svg.append(makeSvg("polyline", { class: at === 0 ? "line-one" : "line-two", points: path }));
   });

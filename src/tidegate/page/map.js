@@ -41,8 +41,18 @@ export async function start() {
   choose(region.stations[0].code);
   new ResizeObserver(() => drawSoon()).observe(byId("map-view"));
   const forever = new AbortController().signal;
-  stream(FILTER, forever, { delivery: ({ notification }) => notification && take(notification) });
-  stream("alert", forever, { delivery: ({ notification }) => notification && showAlert(notification) });
+  const live = new Set();
+  const listen = (filter, act) =>
+    stream(filter, forever, {
+      delivery: ({ notification }) => notification && act(notification),
+      state: (state) => {
+        if (state === "live") live.add(filter);
+        else live.delete(filter);
+        byId("part-map").dataset.live = live.size === 2;
+      },
+    });
+  listen(FILTER, take);
+  listen("alert", showAlert);
 }
 
 export function show() {
@@ -57,7 +67,7 @@ function newStation(facts) {
 
 function take(reading) {
   const code = String(reading.station);
-  if (![reading.longitude, reading.latitude].every(Number.isFinite)) return;
+  if (!(Math.abs(reading.longitude) <= 180 && Math.abs(reading.latitude) <= 90)) return;
   let station = stations.get(code);
   if (station === undefined) {
     if (stations.size >= STATIONS_MAX) return;

@@ -118,7 +118,8 @@ async function scale(event) {
   event.preventDefault();
   const inputs = [...event.target.querySelectorAll("input")];
   const button = event.target.querySelector("button");
-  const counts = Object.fromEntries(inputs.map((input) => [input.name, Number(input.value)]));
+  const given = inputs.filter((input) => input.value !== "");
+  const counts = Object.fromEntries(given.map((input) => [input.name, Number(input.value)]));
   isScaling = button.disabled = true;
   byId("scaled").replaceChildren(make("p", { class: "calm" }, "The layers change while everything flows; a probe watches…"));
   try {

@@ -1,0 +1,398 @@
+"""The page against a real broker, in a real browser: it shows what is published, explains, changes what it says it
+changes, runs nothing that came from outside, and fits a phone. Its pictures are kept in build/page."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from broker_process import BrokerProcess
+from browser_page import DESK, PARTS, PHONE, OpenPage, open_browser
+from cluster_up import ClusterUp
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tidegate import connect_sync
+from tidegate.demo import START, STEP
+from tidegate.devices import STATIONS, readings
+
+PICTURES = Path(__file__).parents[2] / "build" / "page"
+TOKEN = "a-token-that-is-long-enough"
+GETAFE = next(station for station in STATIONS if station.name == "Getafe")
+HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
+
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as opened:
+        yield opened
+
+
+@pytest.fixture
+def opened(browser: Browser, broker: BrokerProcess) -> Iterator[OpenPage]:
+    with OpenPage(browser, broker.http) as page:
+        yield page
+
+
+def publish(broker: BrokerProcess, *notifications: Mapping[str, object]) -> None:
+    with connect_sync(broker.native) as connection:
+        connection.publish(list(notifications))
+
+
+def wait_until_live(page: Page) -> None:
+    """The page has its streams: what is published now, it shows."""
+    expect(page.locator("#state-said")).to_have_text("the broker answers")
+    expect(page.locator("#part-map")).to_have_attribute("data-live", "true")
+
+
+class TestMap:
+    def test_it_shows_all_stations_before_anything_is_published(self, opened: OpenPage) -> None:
+        expect(opened.page.locator(".station")).to_have_count(len(STATIONS))
+        expect(opened.page.locator("#station option")).to_have_count(len(STATIONS))
+        expect(opened.page.locator("#attribution")).to_contain_text("Comunidad de Madrid")
+        expect(opened.page.get_by_role("img", name=f"{len(STATIONS)} stations, 0 with readings")).to_be_visible()
+
+    def test_a_reading_appears_as_it_is_published(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        page = opened.page
+        wait_until_live(page)
+        page.get_by_label("Station", exact=True).select_option("Getafe")
+        reading = GETAFE.attributes() | {"time": "2026-01-12T08:00:00Z", "NO2": 61.0, "O3": 12.0}
+        publish(broker, reading, reading | {"time": "2026-01-12T09:00:00Z", "NO2": 151.0})
+        expect(page.locator(f"[data-station='{GETAFE.code}'].level-6 .level")).to_have_text("6")
+        expect(page.locator("#latest")).to_contain_text("151")
+        expect(page.locator("#history polyline")).to_have_count(1)
+        expect(page.get_by_role("img", name="NO2 at Getafe, the last 2 readings")).to_be_visible()
+
+    def test_a_press_on_a_station_chooses_it(self, opened: OpenPage) -> None:
+        page = opened.page
+        box = page.locator("[data-station='28013002'] circle").bounding_box()
+        assert box is not None
+        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        expect(page.get_by_label("Station", exact=True)).to_have_value("28013002")
+        expect(page.locator("#station-facts")).to_contain_text("501 m")
+
+    def test_it_moves_by_pointer_and_by_keys(self, opened: OpenPage) -> None:
+        page = opened.page
+        view = page.locator("#map-view")
+        place = view.bounding_box()
+        assert place is not None
+        middle = (place["x"] + place["width"] / 2, place["y"] + place["height"] / 2)
+        first = position(page)
+        page.mouse.move(*middle)
+        page.mouse.down()
+        page.mouse.move(middle[0] + 40, middle[1] - 60, steps=4)
+        page.mouse.up()
+        wait_for_position(page, (first[0] + 40, first[1] - 60))
+        view.focus()
+        page.keyboard.press("ArrowRight")
+        wait_for_position(page, (first[0] - 20, first[1] - 60))
+        page.keyboard.press("+")
+        page.get_by_role("button", name="Zoom out").click()
+        wait_for_position(page, (first[0] - 20, first[1] - 60))
+        page.keyboard.press("0")
+        view.focus()
+        page.keyboard.press("0")
+        wait_for_position(page, first)
+
+    def test_alerts_come_as_they_are_published(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        wait_until_live(opened.page)
+        alert = {"alert": "NO2", "state": "begins", "name": "Getafe", "since": "2026-01-12T08:00:00Z", "windows": 3}
+        publish(broker, alert | {"station": GETAFE.code, "peak": 231.5, "threshold": 180.0})
+        expect(opened.page.locator("#alerts li")).to_contain_text(["Getafe NO2 above 180"])
+        expect(opened.page.locator("#no-alerts")).to_be_hidden()
+
+
+def position(page: Page) -> tuple[float, float]:
+    """Of Aranjuez on the map."""
+    moved = page.locator("[data-station='28013002']").get_attribute("transform")
+    found = re.fullmatch(r"translate\((-?[\d.]+) (-?[\d.]+)\)", moved or "")
+    assert found is not None, moved
+    return float(found[1]), float(found[2])
+
+
+def wait_for_position(page: Page, expected: tuple[float, float]) -> None:
+    within = ".every((value, at) => Math.abs(value - expected[at]) < 2)"
+    page.wait_for_function(
+        "expected => document.querySelector(\"[data-station='28013002']\").getAttribute('transform')"
+        f".match(/-?[\\d.]+/g).map(Number){within}",
+        arg=list(expected),
+    )
+
+
+class TestSubscriptions:
+    def test_a_filter_is_tried_against_the_live_flow(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        page = opened.page
+        opened.go_to("subscriptions")
+        page.get_by_label("Filter", exact=True).fill("NO2>60;kind==traffic")
+        page.get_by_role("button", name="Subscribe").click()
+        expect(page.locator("#try-count")).to_have_text("0 so far")
+        publish(broker, {"NO2": 61, "kind": "traffic"}, {"NO2": 59, "kind": "traffic"}, {"NO2": 99, "kind": "traffic"})
+        expect(page.locator("#try-count")).to_have_text("2 so far")
+        expect(page.locator("#matching code")).to_contain_text(["NO2=99", "NO2=61"])
+        page.locator("#matching").get_by_role("button", name="why?").first.click()
+        expect(page.locator("#why-said")).to_contain_text("It matches.")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+
+    def test_why_not_is_explained_constraint_by_constraint(self, opened: OpenPage) -> None:
+        page = opened.page
+        opened.go_to("subscriptions")
+        page.get_by_label("Filter", exact=True).fill("NO2>60;kind==traffic")
+        page.locator("#why-notification").fill('{"NO2": 41, "kind": "traffic"}')
+        page.get_by_role("button", name="Explain").click()
+        said = page.locator("#why-said")
+        expect(said).to_contain_text("It does not match.")
+        expect(said.get_by_role("img", name="fails")).to_have_count(1)
+        expect(said.get_by_role("img", name="holds")).to_have_count(1)
+        expect(said.locator("li").first).to_contain_text("NO2 is 41, not above 60")
+
+    @pytest.mark.parametrize(("text", "column", "marked"), [("NO2>60;;a", 8, ";"), ("NO2>", 5, " "), ("a b", 3, "b")])
+    def test_a_bad_filter_shows_its_error_at_the_column(
+        self, opened: OpenPage, text: str, column: int, marked: str
+    ) -> None:
+        page = opened.page
+        opened.expected = {"400 /v1/stream", "400 /v1/why"}
+        opened.go_to("subscriptions")
+        page.get_by_label("Filter", exact=True).fill(text)
+        for press, place in (("Subscribe", "#try-error"), ("Explain", "#why-said")):
+            page.get_by_role("button", name=press).click()
+            expect(page.locator(f"{place} pre")).to_have_attribute("data-column", str(column))
+            expect(page.locator(f"{place} mark")).to_have_text(marked, use_inner_text=False)
+            expect(page.locator(f"{place} strong")).to_have_text(re.compile(r"F\d{3}"))
+        assert opened.expected <= set(opened.faults)
+
+
+class TestQueues:
+    def test_messages_are_put_and_taken_by_hand(self, opened: OpenPage) -> None:
+        page = opened.page
+        opened.go_to("queues")
+        page.get_by_label("New queue").fill("byhand")
+        page.get_by_role("button", name="Make it").click()
+        expect(page.get_by_role("heading", name="byhand")).to_be_visible()
+        page.get_by_label("Body in JSON").fill('{"NO2": 212}')
+        page.get_by_role("button", name="Put", exact=True).click()
+        expect(page.locator("#queue-put-said")).to_contain_text("1 accepted, fsync")
+        expect(row_of(page, "byhand").nth(1)).to_have_text("1")
+        page.get_by_role("button", name="Take one").click()
+        expect(page.locator("#queue-taken code")).to_have_text('{"NO2":212}')
+        page.get_by_role("button", name="Give back").click()
+        expect(page.locator("#queue-taken")).to_have_text("Given back.")
+        page.get_by_role("button", name="Take one").click()
+        page.get_by_role("button", name="Delete", exact=True).click()
+        expect(page.locator("#queue-taken")).to_have_text("Deleted.")
+        page.get_by_role("button", name="Take one").click()
+        expect(page.locator("#queue-taken")).to_have_text("No message waits.")
+
+    def test_dead_letters_are_looked_at_and_redriven(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        with connect_sync(broker.native) as connection:
+            queue = connection.queue("failing")
+            queue.create(max_deliveries=1)
+            queue.put([{"device": HOSTILE}])
+            queue.release(queue.take(max=1))
+            assert queue.take(max=1, wait_s=0.1) == []
+        page = opened.page
+        opened.go_to("queues")
+        page.get_by_role("button", name="failing").click()
+        page.get_by_role("button", name="Look inside").click()
+        expect(page.locator("#queue-dead code")).to_have_text(json.dumps({"device": HOSTILE}, separators=(",", ":")))
+        page.get_by_role("button", name="Redrive all").click()
+        expect(page.locator("#queue-dead")).to_contain_text("None.")
+        expect(row_of(page, "failing").nth(1)).to_have_text("1")
+
+    def test_what_is_wrong_is_said(self, opened: OpenPage) -> None:
+        page = opened.page
+        opened.expected = {"400 /v1/queues/odd"}
+        opened.go_to("queues")
+        page.get_by_label("New queue").fill("odd")
+        page.get_by_label("Filter, if one fills it").fill("NO2>")
+        page.get_by_role("button", name="Make it").click()
+        expect(page.locator("#queue-new-error pre")).to_have_attribute("data-column", "5")
+        assert opened.expected <= set(opened.faults)
+
+
+def row_of(page: Page, queue: str) -> Locator:
+    return page.locator("#queue-list tbody tr").filter(has_text=queue).locator("td")
+
+
+class TestPath:
+    def test_it_shows_the_layers_and_what_passes_them(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        page = opened.page
+        opened.go_to("path")
+        expect(page.locator("#layers > li")).to_have_count(4)
+        expect(page.locator("[data-layer='matchers']")).to_contain_text("matcher-1")
+        publish(broker, *({"n": n} for n in range(500)))
+        expect(page.locator("#rates polyline")).to_have_count(2)
+        expect(page.locator("#epoch")).to_contain_text("epoch 1")
+
+    def test_a_broker_in_one_process_says_how_to_scale(self, opened: OpenPage) -> None:
+        opened.expected = {"400 /v1/scale"}
+        opened.go_to("path")
+        opened.page.get_by_label("Matchers").fill("2")
+        opened.page.get_by_role("button", name="Scale").click()
+        expect(opened.page.locator("#scaled")).to_contain_text("P345")
+        expect(opened.page.locator("#scaled")).to_contain_text("tidegate cluster up")
+
+    @pytest.mark.timeout(240)
+    def test_a_cluster_is_scaled_while_a_probe_watches(self, browser: Browser, tmp_path: Path) -> None:
+        cluster = ClusterUp(tmp_path / "data")
+        try:
+            with OpenPage(browser, cluster.http) as opened:
+                page = opened.page
+                opened.go_to("path")
+                expect(page.get_by_label("Matchers")).to_have_value("1")
+                page.get_by_label("Matchers").fill("2")
+                page.get_by_role("button", name="Scale").click()
+                expect(page.locator("#scaled dl")).to_contain_text("epoch", timeout=60_000)
+                told = dict(
+                    zip(*(page.locator(f"#scaled {tag}").all_text_contents() for tag in ("dt", "dd")), strict=True)
+                )
+                assert (told["lost"], told["doubled"]) == ("0", "0")
+                assert re.fullmatch(r"[\d.,]+ ms", told["longest delay"])
+                expect(page.locator("[data-layer='matchers'] .slices li")).to_have_count(2)
+        finally:
+            cluster.end()
+
+
+class TestFromOutside:
+    def test_hostile_names_are_shown_and_not_run(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        page = opened.page
+        wait_until_live(page)
+        opened.go_to("subscriptions")
+        page.get_by_label("Filter", exact=True).fill("*")
+        page.get_by_role("button", name="Subscribe").click()
+        expect(page.locator("#try-count")).to_contain_text("so far")
+        hostile = {"name": HOSTILE, "zone": HOSTILE, "kind": HOSTILE, "area": HOSTILE, HOSTILE: HOSTILE}
+        place = {"longitude": -3.9, "latitude": 40.2}
+        publish(
+            broker,
+            hostile | place | {"station": HOSTILE, "time": HOSTILE, "NO2": 30.0},
+            hostile | {"alert": HOSTILE, "state": HOSTILE, "since": HOSTILE},
+            {"pipeline": HOSTILE, "query": HOSTILE, "batch": HOSTILE, "rows": HOSTILE},
+        )
+        expect(page.locator("#matching code")).to_have_count(3)
+        expect(page.locator("#matching code").last).to_contain_text(HOSTILE)
+        for part, shown in (("pipeline", "#jobs h2"), ("map", "#alerts li")):
+            opened.go_to(part)
+            expect(page.locator(shown)).to_contain_text([HOSTILE])
+        expect(page.locator("#station option", has_text=HOSTILE)).to_have_count(1)
+        page.get_by_label("Station", exact=True).select_option(label=HOSTILE)
+        expect(page.locator("#station-facts")).to_contain_text(HOSTILE)
+        assert page.evaluate("window.hacked === undefined && document.scripts.length === 1")
+        assert page.locator("main img").count() == 0
+
+    def test_values_of_any_kind_harm_nothing(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        page = opened.page
+        wait_until_live(page)
+        odd: dict[str, object] = {"station": True, "longitude": "west", "latitude": 1e308, "time": -1, "NO2": "high"}
+        publish(
+            broker,
+            odd,
+            odd | {"longitude": 1e300, "NO2": -1e300},
+            {"alert": False},
+            {"pipeline": 1, "query": 2, "batch": 3},
+        )
+        publish(broker, GETAFE.attributes() | {"time": "2026-01-12T08:00:00Z", "NO2": 9.0})
+        expect(page.locator(f"[data-station='{GETAFE.code}'].level-1")).to_have_count(1)
+        for part in PARTS:
+            opened.go_to(part)
+
+
+class TestToken:
+    def test_it_is_asked_for_once_and_kept_for_the_tab(self, browser: Browser) -> None:
+        with (
+            BrokerProcess(environment={"TIDEGATE_TOKEN": TOKEN}) as broker,
+            OpenPage(browser, broker.http) as opened,
+        ):
+            page = opened.page
+            opened.expected = {f"401 /v1/{name}" for name in ("layers", "stream")}
+            dialog = page.get_by_role("dialog")
+            expect(dialog).to_contain_text("a token is needed")
+            dialog.get_by_label("Token").fill("a wrong token, and a long one")
+            dialog.get_by_role("button", name="Go on").click()
+            expect(dialog).to_contain_text("the token is wrong")
+            dialog.get_by_label("Token").fill(TOKEN)
+            dialog.get_by_role("button", name="Go on").click()
+            wait_until_live(page)
+            expect(dialog).to_be_hidden()
+            page.reload()
+            wait_until_live(page)
+            with connect_sync(broker.native, token=TOKEN) as connection:
+                connection.publish(GETAFE.attributes() | {"time": "2026-01-12T08:00:00Z", "NO2": 61.0})
+            expect(page.locator(f"[data-station='{GETAFE.code}'].level-4")).to_have_count(1)
+            expect(dialog).to_be_hidden()
+            assert page.evaluate("localStorage.length") == 0
+
+
+def test_it_comes_back_with_the_broker(browser: Browser) -> None:
+    with BrokerProcess() as broker, OpenPage(browser, broker.http) as opened:
+        page = opened.page
+        wait_until_live(page)
+        broker.kill()
+        expect(page.locator("#state-text")).to_have_text("no answer")
+        expect(page.locator("#part-map")).to_have_attribute("data-live", "false")
+        broker.start()
+        wait_until_live(page)
+        publish(broker, GETAFE.attributes() | {"time": "2026-01-12T08:00:00Z", "NO2": 61.0})
+        expect(page.locator(f"[data-station='{GETAFE.code}'].level-4")).to_have_count(1)
+
+
+def test_knowledge_is_calm_where_there_is_none(opened: OpenPage) -> None:
+    page = opened.page
+    opened.go_to("knowledge")
+    page.get_by_role("button", name="Ask").click()
+    expect(page.locator("#answer")).not_to_contain_text("comes here")
+    if "404 /v1/sparql" in opened.faults:
+        opened.expected = {"404 /v1/sparql"}
+        expect(page.locator("#answer")).to_have_text("This broker serves no knowledge base.")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [DESK, PHONE], ids=["desk", "phone"])
+def test_it_fits_and_has_its_picture_taken(
+    browser: Browser, broker: BrokerProcess, theme: str, size: tuple[int, int]
+) -> None:
+    with OpenPage(browser, broker.http, size=size, theme=theme) as opened:
+        page = opened.page
+        wait_until_live(page)
+        publish(broker, *islice(readings(1, START, STEP), 24 * len(STATIONS)))
+        publish(
+            broker,
+            {
+                "pipeline": "air-quality",
+                "query": "readings",
+                "batch": 1,
+                "rows": 28,
+                "rows_s": 9.5,
+                "behind": 0,
+                "batch_ms": 412,
+            },
+        )
+        expect(page.locator(".station[class*='level-']")).to_have_count(len(STATIONS))
+        for part in PARTS:
+            opened.go_to(part)
+            expect(page.get_by_role("heading", level=1)).to_be_visible()
+            assert page.evaluate("document.documentElement.scrollWidth") <= size[0], part
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=PICTURES / f"{part}-{theme}-{size[0]}.png", full_page=True)
+
+
+def test_everything_has_a_name_and_can_be_reached_by_keys(opened: OpenPage) -> None:
+    page = opened.page
+    expect(page.locator("#part-map")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    expect(page.locator("#map-view")).to_be_focused()
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("input, select, textarea, button")]
+            .filter((each) => !each.labels?.length && !each.ariaLabel && !each.textContent.trim())
+            .map((each) => each.outerHTML)"""
+    )
+    assert nameless == []
+    assert page.get_by_role("main").count() == page.get_by_role("banner").count() == 1
