@@ -18,8 +18,8 @@ $(READY): pyproject.toml constraints.txt scripts/find-python
 	$(BIN)/python -m tidegate.layers.warm_up
 	touch $@
 
-run: setup  ## the main job: a broker, stations publishing to it, a subscriber printing alerts
-	$(BIN)/tidegate demo
+run: setup  ## the main job: a broker with its page, stations, a queue, Spark; until Ctrl-C, or MINUTES=2
+	$(BIN)/tidegate demo $(if $(MINUTES),--minutes $(MINUTES))
 
 test: setup  ## all tests
 	scripts/ensure-packages curl:curl redis-server:redis-server /usr/share/zookeeper/bin/zkServer.sh:zookeeper \

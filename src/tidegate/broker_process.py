@@ -20,6 +20,7 @@ END_S: Final = 20.0
 @dataclass(frozen=True)
 class RunningBroker:
     address: str
+    http: str
     pid: int
 
 
@@ -29,7 +30,14 @@ async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
     with tempfile.TemporaryDirectory(prefix="tidegate-data-") as data:
         command = ("-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning")
         process = await asyncio.create_subprocess_exec(
-            sys.executable, *command, "--data", data, *flags, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            *command,
+            "--data",
+            data,
+            *flags,
+            stdout=asyncio.subprocess.PIPE,
+            # Ctrl-C is for whoever has started it, who ends it when it is no longer needed.
+            start_new_session=True,
         )
         try:
             assert process.stdout is not None
@@ -37,7 +45,8 @@ async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
                 line = await process.stdout.readline()
             if not line:
                 raise Unavailable("U701", "the broker did not start", "see its message above")
-            yield RunningBroker(json.loads(line)["ready"]["native"], process.pid)
+            ready = json.loads(line)["ready"]
+            yield RunningBroker(ready["native"], ready["http"], process.pid)
         finally:
             await end_process(process)
 

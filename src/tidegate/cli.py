@@ -11,6 +11,7 @@ import base64
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -389,19 +390,31 @@ def _add_demo(commands: Any) -> None:
         commands,
         "demo",
         _demo,
-        "Start a broker, publish a seeded stream of air-quality readings to it, print alerts, and check the counts.",
+        "Start a broker with its page, stations that publish, a queue and Spark behind it; check the counts.",
+        "tidegate demo                                 # until Ctrl-C; prints where to look\n"
+        "tidegate demo --minutes 2 --headless          # for CI: the summary only\n"
+        "It leaves the history in Parquet and a picture of it, and fails when the counts of both ends differ.",
     )
     parser.add_argument("--seed", type=int, default=1, help="another seed is another week of weather (default: 1)")
-    parser.add_argument("--minutes", type=float, default=0.5, help="how long it runs (default: 0.5)")
+    parser.add_argument("--minutes", type=float, help="how long the stations publish (default: until Ctrl-C)")
     parser.add_argument("--headless", action="store_true", help="print the summary only")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="what it leaves goes there (default: a new directory)")
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from tidegate.demo import run_demo
-
-    if not 0 < options.minutes <= 24 * 60:
+    if options.minutes is not None and not 0 < options.minutes <= 24 * 60:
         raise ConfigError("C413", f"--minutes is {options.minutes}", "use more than 0 and at most a day")
-    return asyncio.run(run_demo(options.seed, options.minutes * 60, is_quiet=options.headless))
+    try:
+        from tidegate.demo.main_job import Options, run_demo
+    except ImportError as error:
+        raise ConfigError(
+            "C412",
+            f"the demo needs {error.name}, which is not installed",
+            "pip install 'tidegate[server,pipeline,evaluation]'",
+        ) from error
+    seconds = options.minutes * 60 if options.minutes is not None else None
+    out = options.out or Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
+    return asyncio.run(run_demo(Options(options.seed, out, options.headless, seconds)))
 
 
 def _add_config(commands: Any) -> None:

@@ -58,6 +58,8 @@ class Reader:
         self._environment = clean_environment() | {
             "TIDEGATE_ADDRESS": f"tidegate://127.0.0.1:{native_port}",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            # For `make run`, which people end with Ctrl-C.
+            "MINUTES": "0.1",
         }
         self._serve_environment = self._environment | {
             "TIDEGATE_NATIVE_PORT": str(native_port),

@@ -16,7 +16,7 @@ from cluster_up import ClusterUp
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tidegate import connect_sync
-from tidegate.demo import START, STEP
+from tidegate.demo.main_job import START, STEP
 from tidegate.devices import STATIONS, readings
 
 PICTURES = Path(__file__).parents[2] / "build" / "page"

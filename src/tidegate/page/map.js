@@ -119,7 +119,9 @@ function showAlert(alert) {
     make("div", { class: "note" }, `${alert.state}, since ${alert.since}`),
   );
   const list = byId("alerts");
-  list.prepend(said);
+  // Spark does not keep the order of rows within a batch: by their time, the latest first.
+  said.dataset.until = alert.until ?? "";
+  list.insertBefore(said, [...list.children].find((each) => each.dataset.until <= said.dataset.until) ?? null);
   while (list.children.length > ALERTS_SHOWN) list.lastChild.remove();
   byId("no-alerts").hidden = true;
 }

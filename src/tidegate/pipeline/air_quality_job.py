@@ -28,8 +28,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from tidegate.pipeline import air_quality
 from tidegate.pipeline.air_quality import Settings
 from tidegate.pipeline.history import History, count_rows
+from tidegate.pipeline.options import parse_sink_options
 from tidegate.pipeline.progress import failures_in_short, follow
+from tidegate.pipeline.progress_publisher import ProgressPublisher
 
+PIPELINE: Final = "air-quality"
 # The queries, and where their checkpoints are.
 READINGS: Final = "readings"
 ALERTS: Final = "alerts"
@@ -38,7 +41,8 @@ _US_PER_S: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """Where the job reads, writes and publishes. Without `publishes` its alerts are in the history only."""
+    """Where the job reads, writes and publishes. Without `publishes` its alerts are in the history only, and it does
+    not tell of its progress."""
 
     queue: str
     broker: dict[str, str]
@@ -76,12 +80,13 @@ class State(msgspec.Struct, frozen=True):
 def run(spark: SparkSession, job: Job, *, once: bool) -> None:
     """Works off what is in the queue (`once`), or goes on until Ctrl-C."""
     history = History(job.out)
+    look = ProgressPublisher(PIPELINE, parse_sink_options(job.broker).broker).tell if job.publishes else None
     with history.open(job.settings, READINGS):
         if once:
-            follow([start_readings(spark, job, history, once=True)])
-            follow([start_alerts(spark, job, history, once=True)])
+            follow([start_readings(spark, job, history, once=True)], look=look)
+            follow([start_alerts(spark, job, history, once=True)], look=look)
         else:
-            follow([start(spark, job, history, once=False) for start in (start_readings, start_alerts)])
+            follow([start(spark, job, history, once=False) for start in (start_readings, start_alerts)], look=look)
 
 
 def read_totals(out: Path) -> Totals:

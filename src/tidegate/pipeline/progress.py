@@ -27,17 +27,27 @@ _RAISED: Final = re.compile(r"^  .*\n(\w[\w.]*: .+)$", re.MULTILINE)
 _OURS: Final = re.compile(r"(?:^|\s)(\w+) ([A-Z]\d{3}): ([^\n]*); ([^\n;]*)")
 
 
-def follow(queries: Sequence[StreamingQuery], *, show: Callable[[str], None] | None = None) -> None:
+def follow(
+    queries: Sequence[StreamingQuery],
+    *,
+    show: Callable[[str], None] | None = None,
+    look: Callable[[Sequence[StreamingQuery]], None] | None = None,
+) -> None:
     """Returns when all queries have ended; on Ctrl-C they are stopped, in the order given. Raises the failure of the
-    first that fails, with the others stopped."""
+    first that fails, with the others stopped. `look` is called with them twice a second, and at
+    the end."""
     tell = show if show is not None else show_line if sys.stderr.isatty() else None
     try:
         while any(query.isActive for query in queries):
             _raise_failure(queries)
             if tell is not None:
                 tell(progress_line(queries))
+            if look is not None:
+                look(queries)
             time.sleep(LOOK_EVERY_S)
         _raise_failure(queries)
+        if look is not None:
+            look(queries)
     finally:
         if tell is show_line:
             print(file=sys.stderr)

@@ -1,0 +1,75 @@
+"""What the main job counts at both ends of every way that a reading takes, and whether that agrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tidegate.client import Delivery
+from tidegate.devices import MAGNITUDES
+
+
+@dataclass
+class Counts:
+    """One number an end. `totals` is what the pipeline says of its history when it has ended."""
+
+    published: int = 0
+    values: int = 0
+    delivered: int = 0
+    doubled: int = 0
+    alerts: int = 0
+    queue: dict[str, Any] = field(default_factory=dict)
+    totals: dict[str, int] = field(default_factory=dict)
+    last_sequence: int = 0
+    last_time: str = ""
+
+    def on_published(self, batch: list[dict[str, Any]]) -> None:
+        """Acknowledged."""
+        self.published += len(batch)
+        self.values += sum(name in reading for reading in batch for name in MAGNITUDES.values())
+        self.last_time = str(batch[-1]["time"])
+
+    def on_delivered(self, delivery: Delivery) -> None:
+        """One publisher has sent all readings, in order: a number that does not rise was there before."""
+        if delivery.sequence <= self.last_sequence:
+            self.doubled += 1
+        else:
+            self.delivered += 1
+            self.last_sequence = delivery.sequence
+
+    @property
+    def lost(self) -> int:
+        """Readings that have not come to every end."""
+        queued: int = self.queue.get("enqueued", 0)
+        return max(0, self.published - min(self.delivered, queued, self.totals.get("messages", 0)))
+
+    def differences(self) -> list[str]:
+        """Where two ends do not agree; nothing when all is well."""
+        of_spark = self.totals
+        pairs = [
+            ("the subscriber of everything got {} readings of {} published", self.delivered, self.published),
+            ("the subscriber of everything got {} readings twice", self.doubled, 0),
+            ("the queue was given {} messages of {} published", self.queue.get("enqueued"), self.published),
+            ("Spark has processed {} messages of {} queued", of_spark.get("messages"), self.queue.get("enqueued")),
+            ("Spark has set {} messages aside", of_spark.get("set_aside"), 0),
+            ("Spark has kept {} values of {} published", of_spark.get("readings"), self.values),
+            ("Spark has seen {} values twice", of_spark.get("duplicates"), 0),
+            ("Spark has found {} values late", of_spark.get("late"), 0),
+            ("the subscriber of alerts got {} of {} that Spark has found", self.alerts, of_spark.get("alerts")),
+        ]
+        found = [text.format(seen, expected) for text, seen, expected in pairs if seen != expected]
+        return found if self.published else ["nothing was published"]
+
+    def summary(self) -> str:
+        of_spark = self.totals
+        kept = f"{of_spark.get('readings', 0):,} values in {of_spark.get('windows', 0):,} windows"
+        lines = [
+            f"{self.published:>12,} readings published and acknowledged, until {self.last_time or 'never'}",
+            f"{self.delivered:>12,} matched and delivered to a subscriber",
+            f"{self.queue.get('enqueued', 0):>12,} matched and queued",
+            f"{of_spark.get('messages', 0):>12,} processed by Spark: {kept}",
+            f"{self.alerts:>12,} alerts published by Spark and received",
+            f"{self.lost:>12,} lost",
+            f"{self.doubled + of_spark.get('duplicates', 0):>12,} doubled",
+        ]
+        return "\n".join(lines)

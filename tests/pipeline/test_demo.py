@@ -1,0 +1,49 @@
+"""The main job as a person runs it: it says where to look, ends with Ctrl-C, and its counts agree."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pyarrow.dataset
+import pytest
+from broker_process import clean_environment
+
+END_S = 400
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_it_ends_with_counts_that_agree_and_leaves_the_history(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "demo", "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    try:
+        assert process.stdout is not None
+        told = re.match(r"look at (http://\S+/) ", process.stdout.readline())
+        assert told is not None
+        assert "Tidegate" in httpx.get(told[1], trust_env=False).text
+        queue = f"{told[1]}v1/queues/air/stats"
+        while httpx.get(queue, trust_env=False).json()["deleted"] == 0:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=END_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 0, output + errors
+    assert "all counts agree" in output
+    kept = re.search(r"processed by Spark: ([\d,]+) values", output)
+    assert kept is not None
+    readings = pyarrow.dataset.dataset(out / "history" / "readings", partitioning="hive")
+    assert readings.count_rows() == int(kept[1].replace(",", "")) > 0
+    assert (out / "history.png").read_bytes().startswith(b"\x89PNG")
