@@ -70,9 +70,8 @@ class TestMap:
 
     def test_a_press_on_a_station_chooses_it(self, opened: OpenPage) -> None:
         page = opened.page
-        box = page.locator("[data-station='28013002'] circle").bounding_box()
-        assert box is not None
-        page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        x, y = position(page)
+        page.locator("#map-view").click(position={"x": x, "y": y})
         expect(page.get_by_label("Station", exact=True)).to_have_value("28013002")
         expect(page.locator("#station-facts")).to_contain_text("501 m")
 
@@ -312,6 +311,10 @@ class TestToken:
             opened.expected = {f"401 /v1/{name}" for name in ("layers", "stream")}
             dialog = page.get_by_role("dialog")
             expect(dialog).to_contain_text("a token is needed")
+            dialog.get_by_role("button", name="Not now").click()
+            expect(page.locator("#state-text")).to_have_text("no answer")
+            expect(dialog).to_be_hidden()
+            page.get_by_role("button", name="Give the token").click()
             dialog.get_by_label("Token").fill("a wrong token, and a long one")
             dialog.get_by_role("button", name="Go on").click()
             expect(dialog).to_contain_text("the token is wrong")

@@ -76,3 +76,27 @@ def test_a_subscription_that_the_matcher_cannot_take_is_refused_and_leaves_nothi
     host.close_session(number)
     assert point.statistics().subscriptions == host.matcher.statistics().subscriptions == 0
     assert failures == []
+
+
+def test_how_long_batches_take_through_the_layers_is_shown_for_the_last_second() -> None:
+    """By a clock that goes on by a millisecond whenever it is read."""
+    reads = iter(range(1, 1_000_000))
+    failures: list[Exception] = []
+    host = EmbeddedHost(Bounds(), lambda: next(reads) / 1000, failures.append)
+    point = host.connection_point
+    number = host.open_session(Session())
+    point.attach_publisher(number, "p")
+    host.tick()
+    assert host.status()["delays_ms"] is None
+    batch = BatchReader().read_array("p", 1, msgspec.msgpack.encode([{"a": 1}]))
+    host.carry(point.submit("p", [batch], 1))
+    while next(reads) < 1500:
+        pass
+    host.tick()
+    shown = host.status()["delays_ms"]
+    # Three reads: at the beginning, in the carrier, at the end. Delays are counted in steps of a quarter.
+    assert 2 <= shown["p50"] == shown["p99"] <= 2 * 1.25
+    while next(reads) < 3000:
+        pass
+    host.tick()
+    assert host.status()["delays_ms"] is None

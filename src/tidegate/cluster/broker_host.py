@@ -17,7 +17,7 @@ from tidegate.errors import Overloaded, TidegateError
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs, Submit, SubmitAck
-from tidegate.layers.load import LOAD_S, Delays, Rates, load_of
+from tidegate.layers.load import LOAD_S, Delays, Rates, delay_counts, load_of, shown_delays
 from tidegate.layers.subscription_table import connection_point_number
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,8 @@ class ClusterHost(BrokerHost):
             for name, load in sorted(self._loads.items())
             if (before := self._loads_before.get(name)) and (rates := Rates.between(before, load))
         }
-        return self._link.status() | {"slices": slices}
+        delays_ms = shown_delays(delay_counts(self._loads_before, self._loads))
+        return self._link.status() | {"slices": slices, "delays_ms": delays_ms}
 
     async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """With a probe that goes through this broker as any client does."""

@@ -17,7 +17,8 @@ from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.carrier import Carrier
 from tidegate.layers.connection_point import Bounds, ConnectionPoint
 from tidegate.layers.exit_point import ExitPoint
-from tidegate.layers.frames import LayerFrame, Outputs
+from tidegate.layers.frames import LayerFrame, Outputs, Submit
+from tidegate.layers.load import Delays, shown_delays
 from tidegate.layers.matcher import Matcher
 from tidegate.layers.queue_feeder import QueueFeeder
 from tidegate.layers.queue_point import QueuePoint
@@ -25,6 +26,7 @@ from tidegate.layers.selector import Configuration
 from tidegate.queues import LogicalQueues
 
 FEEDER: Final = "queue-feeder"
+DELAYS_LOOK_S: Final = 1.0
 
 
 class SessionHandler(Protocol):
@@ -111,9 +113,31 @@ class EmbeddedHost(BrokerHost):
         self.exit_point = ExitPoint("exit-point-1", self.configuration)
         for part in (self.access_point, self.matcher, self.exit_point):
             self.add(part)
+        self._delays = Delays()
+        self._delays_before = self._delays.counts
+        self._next_look_s = 0.0
+        self._shown_delays: dict[str, float] | None = None
+
+    def carry(self, outputs: Outputs, source: str = "") -> None:
+        """A batch is through the layers when this returns, unless it came in the middle of another."""
+        if self._is_carrying or not any(type(frame) is Submit for _address, frame in outputs):
+            super().carry(outputs, source)
+            return
+        began_s = self._clock()
+        super().carry(outputs, source)
+        self._delays.add(self._clock() - began_s)
+
+    def tick(self) -> None:
+        super().tick()
+        if self._clock() >= self._next_look_s:
+            self._next_look_s = self._clock() + DELAYS_LOOK_S
+            before, self._delays_before = self._delays_before, self._delays.counts
+            passed = [count - earlier for count, earlier in zip(self._delays_before, before, strict=True)]
+            self._shown_delays = shown_delays(passed)
 
     def status(self) -> dict[str, Any]:
-        return status_of(self.configuration)
+        """With how long batches took through the layers in the last second."""
+        return status_of(self.configuration) | {"delays_ms": self._shown_delays}
 
     async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
         raise ProtocolError(

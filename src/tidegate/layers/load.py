@@ -98,12 +98,24 @@ class Rates(msgspec.Struct, frozen=True):
 
 def delay_percentile(before: Mapping[str, Load], after: Mapping[str, Load], share: float) -> float:
     """In seconds, of all batches that were acknowledged between the reports; NaN if there were none."""
+    return _percentile(delay_counts(before, after), share)
+
+
+def delay_counts(before: Mapping[str, Load], after: Mapping[str, Load]) -> list[int]:
+    """How many of what length, as `Delays` counts them, were added between the reports."""
     counts = [0] * (len(DELAYS_S) + 1)
     for name, load in after.items():
         earlier = before[name].delays if name in before else ()
         for step, count in enumerate(load.delays):
             counts[step] += count - (earlier[step] if earlier else 0)
-    return _percentile(counts, share)
+    return counts
+
+
+def shown_delays(counts: Sequence[int]) -> dict[str, float] | None:
+    """In ms, for people; None if there were none."""
+    if not any(counts):
+        return None
+    return {"p50": round(_percentile(counts, 0.5) * 1000, 2), "p99": round(_percentile(counts, 0.99) * 1000, 2)}
 
 
 def measure(before: Mapping[str, Load], after: Mapping[str, Load], now_s: float) -> Measurement:

@@ -15,6 +15,7 @@ export class BrokerError extends Error {
 
 let askForToken = async () => "";
 let asking = null;
+let isDeclined = false;
 
 /** `ask` is an async function that gets a token from the person at the page. */
 export function onTokenWanted(ask) {
@@ -97,10 +98,11 @@ async function request(path, options) {
   const error = body.error ?? { code: `HTTP ${response.status}`, message: response.statusText || "no answer" };
   if (response.status !== 401) throw new BrokerError(response.status, error);
   if (shown === token()) {
-    // Those who come while it is asked for wait for the same answer.
-    asking ??= askForToken(error).finally(() => (asking = null));
+    // Those who come while it is asked for wait for the same answer; who has said no is not asked again.
+    if (!isDeclined) asking ??= askForToken(error).finally(() => (asking = null));
     const given = await asking;
-    if (!given) throw new BrokerError(401, error);
+    isDeclined = !given;
+    if (isDeclined) throw new BrokerError(401, error);
     sessionStorage.setItem(TOKEN, given);
   }
   return request(path, options);

@@ -54,11 +54,15 @@ function askForToken(error) {
     };
     byId("token-cancel").onclick = () => dialog.close("");
     dialog.oncancel = () => (dialog.returnValue = "");
-    dialog.onclose = () => done(dialog.returnValue);
+    dialog.onclose = () => {
+      byId("give-token").hidden = dialog.returnValue !== "";
+      done(dialog.returnValue);
+    };
   });
 }
 
 onTokenWanted(askForToken);
+byId("give-token").addEventListener("click", () => location.reload());
 await Promise.all(Object.values(PARTS).map((part) => part.start()));
 watchStatus(showState);
 window.addEventListener("hashchange", showPart);

@@ -45,6 +45,9 @@ function look(now, before) {
   if (byId("part-path").hidden) return;
   byId("layers").replaceChildren(...LAYERS.map((layer) => makeLayer(layer, now, rate)));
   byId("epoch").textContent = `epoch ${now.epoch}, up ${formatAge(now.uptime_s)}`;
+  byId("delays").textContent = now.delays_ms
+    ? `a batch is through the layers in ${formatNumber(now.delays_ms.p50)} ms, 99 of 100 in ${formatNumber(now.delays_ms.p99)} ms`
+    : "no batch in the last second";
   const edge = now.load.connection_point;
   byId("levels").replaceChildren(
     ...LEVELS.map(([name, title]) => make("div", {}, make("dt", {}, title), make("dd", {}, formatNumber(edge[name])))),
