@@ -33,7 +33,7 @@ ENDLESS = re.compile(r"tidegate (serve|sub(?!.*--(?:count|forget)))\b")
 MAKE_TARGETS_NOT_RUN = {"test", "test-unit", "soak", "simulate", "check", "setup", "bench"}
 # Jobs on Spark, which a page may have several of, take a minute on a busy machine.
 COMMAND_S = 280
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def blocks(page: Path, language: str) -> list[str]:

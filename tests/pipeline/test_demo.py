@@ -47,3 +47,20 @@ def test_it_ends_with_counts_that_agree_and_leaves_the_history(tmp_path: Path) -
     readings = pyarrow.dataset.dataset(out / "history" / "readings", partitioning="hive")
     assert readings.count_rows() == int(kept[1].replace(",", "")) > 0
     assert (out / "history.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pipeline_that_fails_is_told_and_so_are_the_counts(tmp_path: Path) -> None:
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / "of something else").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "tidegate", "demo", "--headless", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        timeout=END_S,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "COUNTS DISAGREE: Spark has processed 0 messages of" in done.stdout
+    assert str(tmp_path / "pipeline.log") in done.stderr
+    assert "C425" in (tmp_path / "pipeline.log").read_text()

@@ -49,13 +49,17 @@ class Counts:
         pairs = [
             ("the subscriber of everything got {} readings of {} published", self.delivered, self.published),
             ("the subscriber of everything got {} readings twice", self.doubled, 0),
-            ("the queue was given {} messages of {} published", self.queue.get("enqueued"), self.published),
-            ("Spark has processed {} messages of {} queued", of_spark.get("messages"), self.queue.get("enqueued")),
-            ("Spark has set {} messages aside", of_spark.get("set_aside"), 0),
-            ("Spark has kept {} values of {} published", of_spark.get("readings"), self.values),
-            ("Spark has seen {} values twice", of_spark.get("duplicates"), 0),
-            ("Spark has found {} values late", of_spark.get("late"), 0),
-            ("the subscriber of alerts got {} of {} that Spark has found", self.alerts, of_spark.get("alerts")),
+            ("the queue was given {} messages of {} published", self.queue.get("enqueued", 0), self.published),
+            (
+                "Spark has processed {} messages of {} queued",
+                of_spark.get("messages", 0),
+                self.queue.get("enqueued", 0),
+            ),
+            ("Spark has set {} messages aside", of_spark.get("set_aside", 0), 0),
+            ("Spark has kept {} values of {} published", of_spark.get("readings", 0), self.values),
+            ("Spark has seen {} values twice", of_spark.get("duplicates", 0), 0),
+            ("Spark has found {} values late", of_spark.get("late", 0), 0),
+            ("the subscriber of alerts got {} of {} that Spark has found", self.alerts, of_spark.get("alerts", 0)),
         ]
         found = [text.format(seen, expected) for text, seen, expected in pairs if seen != expected]
         return found if self.published else ["nothing was published"]

@@ -116,7 +116,7 @@ function showAlert(alert) {
     {},
     make("strong", { class: begins ? "fails" : "holds" }, alert.name ?? alert.station),
     ` ${what}`,
-    make("div", { class: "note" }, `${alert.state}, since ${alert.since}`),
+    make("div", { class: "note" }, `${alert.state}: ${shortTime(alert.since)} to ${shortTime(alert.until)}`),
   );
   const list = byId("alerts");
   // Spark does not keep the order of rows within a batch: by their time, the latest first.
@@ -124,6 +124,11 @@ function showAlert(alert) {
   list.insertBefore(said, [...list.children].find((each) => each.dataset.until <= said.dataset.until) ?? null);
   while (list.children.length > ALERTS_SHOWN) list.lastChild.remove();
   byId("no-alerts").hidden = true;
+}
+
+/** 2026-01-12T08:00:00Z as 2026-01-12 08:00. */
+function shortTime(time) {
+  return String(time ?? "").replace(/^(\S+)T(\d\d:\d\d):00Z$/, "$1 $2");
 }
 
 // Whose readings are shown.
