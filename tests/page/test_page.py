@@ -22,6 +22,8 @@ from tidegate.devices import STATIONS, readings
 PICTURES = Path(__file__).parents[2] / "build" / "page"
 TOKEN = "a-token-that-is-long-enough"
 GETAFE = next(station for station in STATIONS if station.name == "Getafe")
+# What is there a moment after a part is shown.
+FIRST_CONTENT = {"path": "#layers li", "queues": "#queue-list > *", "pipeline": "#jobs svg"}
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
 
 expect.set_options(timeout=20_000)
@@ -379,6 +381,8 @@ def test_it_fits_and_has_its_picture_taken(
         for part in PARTS:
             opened.go_to(part)
             expect(page.get_by_role("heading", level=1)).to_be_visible()
+            if part in FIRST_CONTENT:
+                expect(page.locator(FIRST_CONTENT[part]).first).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= size[0], part
             PICTURES.mkdir(parents=True, exist_ok=True)
             page.screenshot(path=PICTURES / f"{part}-{theme}-{size[0]}.png", full_page=True)

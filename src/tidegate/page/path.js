@@ -19,13 +19,14 @@ const LEVELS = [
   ["outbox_notifications", "waiting in outboxes"],
   ["bytes_under_way", "bytes under way"],
   ["blocked_outboxes", "blocked outboxes"],
-  ["dropped", "dropped for slow readers"],
+  ["dropped", "dropped"],
   ["refused", "refused"],
   ["duplicates", "sent again"],
 ];
 
 const accepted = [];
 const delivered = [];
+let seen = null; // { now, rate }
 let isScaling = false;
 
 export async function start() {
@@ -33,7 +34,9 @@ export async function start() {
   byId("scale").addEventListener("submit", scale);
 }
 
-export function show() {}
+export function show() {
+  if (seen !== null && !byId("part-path").hidden) draw(seen.now, seen.rate);
+}
 
 function look(now, before) {
   const rate = rates(now, before);
@@ -42,7 +45,11 @@ function look(now, before) {
     delivered.push({ at: Date.now(), value: rate("connection_point", "delivered") });
     if (accepted.length > LOOKS_MAX) [accepted, delivered].forEach((line) => line.shift());
   }
-  if (byId("part-path").hidden) return;
+  seen = { now, rate };
+  show();
+}
+
+function draw(now, rate) {
   byId("layers").replaceChildren(...LAYERS.map((layer) => makeLayer(layer, now, rate)));
   byId("epoch").textContent = `epoch ${now.epoch}, up ${formatAge(now.uptime_s)}`;
   byId("delays").textContent = now.delays_ms
