@@ -36,6 +36,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bind: str = "127.0.0.1"
     native_port: Port = 7270
     http_port: Port = 7271
+    ssap_port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = 10_010
     data: Annotated[str, msgspec.Meta(min_length=1)] = "tidegate-data"
     queue_store: Annotated[str, msgspec.Meta(pattern="^(lmdb|rediss?://.+)$")] = "lmdb"
     coordinator: Annotated[str, msgspec.Meta(pattern="^(|zk://.+)$")] = ""
@@ -70,7 +71,8 @@ HELP: Final[dict[str, str]] = {
     "bind": "address to listen on; beyond loopback a token is needed",
     "native_port": "port of the native protocol; 0 picks a free one and prints it",
     "http_port": "port of HTTP, WebSocket and server-sent events; 0 picks a free one and prints it",
-    "data": "directory of what is kept: queues and their messages; one broker at a time",
+    "ssap_port": "port of SSAP; 0 picks a free one and prints it, -1 is for a broker without a knowledge base",
+    "data": "directory of what is kept: queues and their messages, the knowledge base; one broker at a time",
     "queue_store": "where queues are kept: lmdb (in the data directory) or the address of a Redis, redis://host:port/0",
     "coordinator": "take part in a cluster, whose ZooKeeper is at zk://host:port; empty for all layers in this process",
     "token_file": f"file with the token that clients must show (or {TOKEN_VARIABLE} in the environment)",

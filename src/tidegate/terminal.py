@@ -39,7 +39,8 @@ def note(text: str) -> None:
 
 def show_ready(ready: Ready) -> None:
     if is_for_people():
-        print(f"tidegate is ready\n  native  {ready.native}\n  HTTP    {ready.http}\nCtrl-C ends it", flush=True)
+        ssap = f"\n  SSAP    {ready.ssap}" if ready.ssap else ""
+        print(f"tidegate is ready\n  native  {ready.native}\n  HTTP    {ready.http}{ssap}\nCtrl-C ends it", flush=True)
     else:
         print_json({"ready": ready})
 

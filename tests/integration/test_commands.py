@@ -258,7 +258,7 @@ class TestServe:
         assert broker.http == f"http://127.0.0.1:{broker.http_port}"
 
     def test_tells_a_person_where_it_listens(self, tmp_path: Path) -> None:
-        flags = ("--native-port", "0", "--http-port", "0", "--data", str(tmp_path))
+        flags = ("--native-port", "0", "--http-port", "0", "--ssap-port", "0", "--data", str(tmp_path))
         with Running("serve", *flags, on_terminal=True) as running:
             shown = running.wait_for("Ctrl-C ends it")
             running.interrupt()

@@ -62,6 +62,7 @@ class Reader:
         self._serve_environment = self._environment | {
             "TIDEGATE_NATIVE_PORT": str(native_port),
             "TIDEGATE_HTTP_PORT": str(http_port),
+            "TIDEGATE_SSAP_PORT": "0",
             "TIDEGATE_DATA": str(data),
         }
 

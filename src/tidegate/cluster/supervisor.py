@@ -118,7 +118,7 @@ class Supervisor:
     def _arguments(self, kind: str) -> list[str]:
         plan = self._plan
         if kind == "serve":
-            ports = ["--native-port", str(plan.native_port), "--http-port", str(plan.http_port)]
+            ports = ["--native-port", str(plan.native_port), "--http-port", str(plan.http_port), "--ssap-port", "-1"]
             return ["serve", "--coordinator", plan.coordinator, "--data", plan.data, *ports]
         return ["slice", kind, "--coordinator", plan.coordinator, "--registry", plan.registry, "--log-level", "warning"]
 

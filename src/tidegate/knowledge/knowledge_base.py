@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from tidegate.errors import KnowledgeError, TidegateError
+from tidegate.errors import KnowledgeError, Overloaded, TidegateError
 from tidegate.knowledge import question as questions
 from tidegate.knowledge.graph import Delta, Graph, NewTriple
 from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
@@ -79,13 +79,14 @@ OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
 
 class KnowledgeBase:
     """To be used on the thread of an event loop. `on_answer` gets the answer, or a TidegateError, once; perhaps before
-    `submit` returns."""
+    `submit` returns. `check_room` raises Overloaded when `publish` should get no more deltas."""
 
     def __init__(
         self,
         graph: Graph,
         settings: PoolSettings | None = None,
         publish: Callable[[Delta], None] | None = None,
+        check_room: Callable[[], None] | None = None,
         resume_s: float = RESUME_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +96,7 @@ class KnowledgeBase:
         self.queries = PersistentQueries(lambda question: questions.ask(graph, question), self._masks_of)
         self.spread_s = 0.0  # over which those whom the last change concerns should spread their fetches
         self._publish = publish
+        self._check_room = check_room
         self._resume_s = resume_s
         self._now_s = now_s
         self._jobs: dict[int, tuple[Job, str, OnAnswer]] = {}
@@ -108,6 +110,8 @@ class KnowledgeBase:
         ticket = self._next_ticket
         try:
             request = self._request(ticket, kp, job, is_service)
+            if request.lane is Lane.CHANGES:
+                self._check_changes()
             answered = self.pool.on_request(request, self._now_s())
         except TidegateError as error:
             on_answer(error, None)
@@ -150,6 +154,15 @@ class KnowledgeBase:
                 del self._detached_s[subscription_id]
                 with contextlib.suppress(KnowledgeError):  # its question could be answered no more
                     self.queries.unsubscribe(subscription_id)
+
+    def _check_changes(self) -> None:
+        if self._check_room is None:
+            return
+        try:
+            self._check_room()
+        except Overloaded:
+            self.pool.count_refused(Lane.CHANGES)
+            raise
 
     def _request(self, ticket: int, kp: str, job: Job, is_service: bool) -> PoolRequest:
         match job:

@@ -279,7 +279,7 @@ class PersistentQueries:
         if self._query_of_entry:
             changes = [(0, "added", triple) for triple in delta.added]
             changes += [(1, "removed", triple) for triple in delta.removed]
-            maps = [_encode(notification_of(triple, change)) for _, change, triple in changes]
+            maps = [_encode(notification_of(triple, change, INDEXED_CHARACTERS_MAX)) for _, change, triple in changes]
             starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)[:-1]
             offsets, entries = (found.tolist() for found in self._index.match_maps(b"".join(maps), starts))
             for (side, _, triple), start, end in zip(changes, offsets, offsets[1:], strict=False):
@@ -303,14 +303,14 @@ class PersistentQueries:
         return difference
 
 
-def notification_of(triple: Triple, change: str) -> dict[str, Value]:
-    """A changed triple as a notification, for filters."""
+def notification_of(triple: Triple, change: str, characters_max: int) -> dict[str, Value]:
+    """A changed triple as a notification, for filters; longer texts are cut."""
     return {
-        "s": triple.subject.text[:INDEXED_CHARACTERS_MAX],
-        "p": triple.predicate.text[:INDEXED_CHARACTERS_MAX],
-        "o": triple.object.text[:INDEXED_CHARACTERS_MAX],
+        "s": triple.subject.text[:characters_max],
+        "p": triple.predicate.text[:characters_max],
+        "o": triple.object.text[:characters_max],
         "change": change,
-        "graph": triple.graph[:INDEXED_CHARACTERS_MAX],
+        "graph": triple.graph[:characters_max],
     }
 
 

@@ -236,6 +236,10 @@ class RequestPool:
         lane = self._lanes[Lane.QUERIES]
         return 0.0 if fan_out <= lane.workers else fan_out * lane.processing_s / (lane.workers * LOAD_WANTED)
 
+    def count_refused(self, lane: Lane) -> None:
+        """A request that was refused before it came here."""
+        self._lanes[lane].refused += 1
+
     def statistics(self) -> PoolStatistics:
         return PoolStatistics(
             lanes={
