@@ -1,6 +1,6 @@
 """The semantic information broker: the knowledge base of a broker, who reaches it, and its changes on the one path.
 
-    SSAP ─► knowledge base ─► delta ─► notifications {s, p, o, change, graph} ─► Connection Point ─► Access Point ─► …
+    SSAP · HTTP ─► knowledge base ─► delta ─► notifications {s, p, o, change, graph} ─► Connection Point ─► …
 
 Every committed change is published as notifications, one a triple, in the order of the changes; so filters, queues and
 pipelines see the graph as they see sensors. The publisher's name is another after each start, since its numbers begin

@@ -221,6 +221,9 @@ class PersistentQueries:
         subscription.kept.append(Indication(subscription.sequence, difference, changes - 1))
         return Resumption(subscription.sequence, missed=subscription.kept[-1])
 
+    def question_of(self, subscription_id: str) -> Question:
+        return self._known(subscription_id).query.question
+
     def result_of(self, subscription_id: str) -> Result:
         """The present result of an open question."""
         return self._result(self._known(subscription_id).query)

@@ -30,11 +30,14 @@ from starlette.websockets import WebSocket
 from tidegate.config import Config, is_loopback
 from tidegate.errors import ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
+from tidegate.knowledge.knowledge_base import KnowledgeBase
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.listeners.gate import Gate
 from tidegate.listeners.http_connection import HttpConnection
+from tidegate.listeners.http_persistent import HttpPersistent
 from tidegate.listeners.http_publish import HttpPublisher, read_body
 from tidegate.listeners.http_queues import HttpQueues
+from tidegate.listeners.http_sparql import LOAD_HEADERS, HttpSparql
 from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.http_subscriptions import HttpSubscriptions
 from tidegate.listeners.json_response import error_response, json_response
@@ -84,12 +87,20 @@ class HttpListener:
         )
         self._app.router.redirect_slashes = False
         self._app.router.default = _no_route
+        self._persistent: HttpPersistent | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, tasks: asyncio.TaskGroup) -> int:
+    async def start(self, tasks: asyncio.TaskGroup, knowledge: KnowledgeBase | None = None) -> int:
         """Listens; returns the port."""
         config = self._config
+        if knowledge is not None:
+            self._persistent = HttpPersistent(knowledge)
+            self._app.router.routes += [
+                *HttpSparql(knowledge, config).routes(),
+                WebSocketRoute("/v1/persistent", self._persistent.subscribe),
+                Route("/v1/persistent", _no_upgrade),
+            ]
         # Bound here: uvicorn ends the process when it cannot listen.
         sockets = await _bind(config.bind, config.http_port)
         self._server = _Server(
@@ -124,6 +135,8 @@ class HttpListener:
         self._is_ready = False
         self._publisher.stop()
         self._subscriber.stop()
+        if self._persistent is not None:
+            self._persistent.stop()
         if self._server is None or self._serving is None:
             return
         for server in self._server.servers:
@@ -131,7 +144,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._config.drain_s
         # uvicorn would close WebSockets at once, whatever waits for them.
-        while len(self._subscriber) and loop.time() < deadline_s:
+        while (self._subscriber or self._persistent) and loop.time() < deadline_s:
             await asyncio.sleep(POLL_S)
         self._server.config.timeout_graceful_shutdown = max(1, math.ceil(deadline_s - loop.time()))
         self._server.should_exit = True
@@ -209,7 +222,7 @@ def _middleware(config: Config, token: str | None) -> list[Middleware]:
         allow_origins=config.origins,
         allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Tidegate-Publisher", "Tidegate-Sequence"],
-        expose_headers=["Retry-After"],
+        expose_headers=["Retry-After", *LOAD_HEADERS.values()],
     )
     return [cross_origin, gate]
 
@@ -237,7 +250,7 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
 
 async def _no_upgrade(_request: Request) -> Response:
     response = error_response(
-        UpgradeRequired("P321", "this is a WebSocket", "ask for the upgrade, or use /v1/stream for server-sent events")
+        UpgradeRequired("P321", "this is a WebSocket", "ask for the upgrade; /v1/stream has server-sent events")
     )
     response.headers["Upgrade"] = "websocket"
     return response

@@ -1,0 +1,210 @@
+"""Persistent queries over WebSocket: `/v1/persistent?query=SELECT …`, or a mask, `?s=…&p=…&o=…` or some of these.
+
+The first message is `{"subscription", "sequence": 0, "variables", "result": [row, …], …load}`, each later one
+`{"sequence": n, "added": [row, …], "removed": [row, …], "merged": m, "spread_s": t}`. A row has terms as in SPARQL's
+JSON, by their variables; that of an ASK is true or false. While a peer does not read, its changes wait in the knowledge
+base and are merged: nobody else notices.
+
+Who has lost the connection gives `&subscription=…&sequence=n` with the same question, within a minute: what was missed
+comes as one message, after `{"subscription", "sequence": n, "variables"}`. Where that is not possible, the first
+message has `"reset": true` and a whole result. A peer that closes with 1000 ends its subscription.
+
+What may go wrong: no question or two (K122); what the knowledge base refuses; a result that can be asked for no more,
+such as one that has grown too large (K117, in a last message).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from tidegate.errors import KnowledgeError, TidegateError, Unavailable
+from tidegate.knowledge.knowledge_base import KnowledgeBase, Subscribed, SubscribeJob
+from tidegate.knowledge.persistent_query import Indication
+from tidegate.knowledge.question import Question, Result, Row, SparqlQuery
+from tidegate.knowledge.result_formats import json_row
+from tidegate.knowledge.terms import Literal, Mask, Uri
+from tidegate.listeners.http_sparql import kp_of, submit
+from tidegate.listeners.json_request import parse_number
+from tidegate.listeners.json_response import error_response
+
+ENDED_FOR_GOOD: Final = 1000
+
+
+class PersistentSession:
+    """One subscription on one connection."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self._knowledge = knowledge
+        self._wake = asyncio.Event()
+        self._head: Result | None = None
+        self._first: list[dict[str, Any]] = []
+        self._is_stopping = False
+        self.subscription_id = ""
+        self.is_ended_for_good = False
+
+    async def open(self, kp: str, query: Mapping[str, str]) -> None:
+        question = _question(query)
+        if "subscription" in query:
+            sequence = parse_number("sequence", query.get("sequence", "0"))
+            if self._resume(query["subscription"], sequence, question):
+                return
+        subscribed, load = await submit(self._knowledge, kp, SubscribeJob(question, self._wake.set))
+        self._begin(subscribed, load | ({"reset": True} if "subscription" in query else {}))
+
+    async def next(self) -> list[dict[str, Any]]:
+        """The next messages, when there are some; none when the session is to end."""
+        while not self._is_stopping:
+            if self._first:
+                first, self._first = self._first, []
+                return first
+            self._wake.clear()
+            if (taken := self._knowledge.take(self.subscription_id)) is not None:
+                return [self._indication(taken)]
+            await self._wake.wait()
+        return []
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._wake.set()
+
+    def close(self) -> None:
+        """The connection is gone; the subscription waits for another one, unless its peer wants no more."""
+        if self.is_ended_for_good:
+            with contextlib.suppress(KnowledgeError):  # it has ended by itself
+                self._knowledge.unsubscribe(self.subscription_id)
+        else:
+            self._knowledge.detach(self.subscription_id)
+
+    def _begin(self, subscribed: Subscribed, beside: dict[str, Any]) -> None:
+        self.subscription_id, self._head = subscribed.subscription_id, subscribed.result.with_rows([])
+        self._first = [self._opening(0) | {"result": _rows(self._head, subscribed.result.rows)} | beside]
+
+    def _resume(self, subscription_id: str, last_sequence: int, question: Question) -> bool:
+        """Whether there is such a subscription, to the same question."""
+        queries = self._knowledge.queries
+        try:
+            if queries.question_of(subscription_id) != question:
+                return False
+            resumption = self._knowledge.resume(subscription_id, last_sequence, self._wake.set)
+            whole = resumption.result
+            head = whole if whole is not None else queries.result_of(subscription_id)
+        except KnowledgeError:
+            return False
+        self.subscription_id, self._head = subscription_id, head.with_rows([])
+        if whole is not None:
+            beside = {"result": _rows(whole, whole.rows), "reset": True}
+            self._first = [self._opening(resumption.sequence) | beside]
+        else:
+            self._first = [self._opening(last_sequence)]
+            if resumption.missed is not None:
+                self._first.append(self._indication(resumption.missed))
+        return True
+
+    def _opening(self, sequence: int) -> dict[str, Any]:
+        assert self._head is not None
+        return {"subscription": self.subscription_id, "sequence": sequence, "variables": self._head.names}
+
+    def _indication(self, taken: Indication) -> dict[str, Any]:
+        assert self._head is not None
+        return {
+            "sequence": taken.sequence,
+            "added": _rows(self._head, taken.difference.added),
+            "removed": _rows(self._head, taken.difference.removed),
+            "merged": taken.merged,
+            "spread_s": round(self._knowledge.spread_s, 6),
+        }
+
+
+class HttpPersistent:
+    """The endpoint, and all its sessions, by their subscriptions."""
+
+    def __init__(self, knowledge: KnowledgeBase) -> None:
+        self._knowledge = knowledge
+        self._sessions: dict[str, PersistentSession] = {}
+        self._is_stopping = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def subscribe(self, websocket: WebSocket) -> None:
+        try:
+            session = await self._open(websocket)
+        except TidegateError as error:
+            await websocket.send_denial_response(error_response(error))
+            return
+        try:
+            await websocket.accept()
+            async with asyncio.TaskGroup() as tasks:
+                pushing = tasks.create_task(_push(session, websocket))
+                tasks.create_task(_listen(session, websocket, pushing))
+        except* WebSocketDisconnect:
+            pass
+        finally:
+            self._close(session)
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        for session in self._sessions.values():
+            session.stop()
+
+    async def _open(self, websocket: WebSocket) -> PersistentSession:
+        if self._is_stopping:
+            raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
+        session = PersistentSession(self._knowledge)
+        await session.open(kp_of(websocket), websocket.query_params)
+        # One that comes back while its old connection seems to be there takes the subscription over.
+        if (former := self._sessions.get(session.subscription_id)) is not None:
+            former.stop()
+        self._sessions[session.subscription_id] = session
+        return session
+
+    def _close(self, session: PersistentSession) -> None:
+        if self._sessions.get(session.subscription_id) is session:
+            del self._sessions[session.subscription_id]
+            session.close()
+
+
+async def _push(session: PersistentSession, websocket: WebSocket) -> None:
+    try:
+        while messages := await session.next():
+            for message in messages:
+                await websocket.send_text(msgspec.json.encode(message).decode())
+        await websocket.close(1001, "the broker is shutting down, or the subscription goes on elsewhere")
+    except TidegateError as error:
+        await websocket.send_text(msgspec.json.encode({"error": error.to_dict()}).decode())
+        await websocket.close(1008, error.code)
+
+
+async def _listen(session: PersistentSession, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
+    """Nothing that a peer says means anything, but that it leaves."""
+    with contextlib.suppress(WebSocketDisconnect):
+        while websocket.client_state is WebSocketState.CONNECTED:
+            message = await websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                session.is_ended_for_good = message.get("code") == ENDED_FOR_GOOD
+    pushing.cancel()
+
+
+def _question(query: Mapping[str, str]) -> Question:
+    """An object's text is a URI or a literal: who asks need not know which."""
+    is_mask = any(name in query for name in "spo")
+    if is_mask == ("query" in query):
+        raise KnowledgeError(
+            "K122", "there is no question, or there are two", "give ?query=SELECT …, or a mask: ?s=…&p=…&o=…"
+        )
+    if not is_mask:
+        return SparqlQuery(query["query"])
+    subject, predicate = (Uri(query[name]) if name in query else None for name in "sp")
+    if "o" not in query:
+        return (Mask(subject, predicate),)
+    return tuple(Mask(subject, predicate, kind(query["o"])) for kind in (Uri, Literal))
+
+
+def _rows(head: Result, rows: Iterable[Row]) -> list[Any]:
+    return [json_row(head, row) for row in rows]

@@ -1,0 +1,53 @@
+"""A session of a persistent query over WebSocket, without the socket."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tidegate.errors import KnowledgeError
+from tidegate.knowledge.graph import Graph
+from tidegate.knowledge.knowledge_base import ChangeJob, KnowledgeBase
+from tidegate.knowledge.terms import Literal, Triple, Uri
+from tidegate.listeners.http_persistent import PersistentSession
+
+
+def insert(knowledge: KnowledgeBase, numbers: range) -> None:
+    triples = tuple(Triple(Uri("s"), Uri("p"), Literal(str(number))) for number in numbers)
+    knowledge.submit("kp", ChangeJob((), triples), lambda *_: None)
+
+
+def test_a_question_whose_result_grows_too_large_ends_with_an_error() -> None:
+    async def scenario() -> None:
+        knowledge = KnowledgeBase(Graph(rows_max=10))
+        session = PersistentSession(knowledge)
+        await session.open("kp", {"query": "SELECT ?o { ?s ?p ?o }"})
+        assert [message["result"] for message in await session.next()] == [[]]
+        insert(knowledge, range(10))
+        assert [len(message["added"]) for message in await session.next()] == [10]
+        waiting = asyncio.create_task(session.next())
+        await asyncio.sleep(0)
+        insert(knowledge, range(10, 11))
+        with pytest.raises(KnowledgeError, match="K117"):
+            await waiting
+        session.close()
+        assert knowledge.queries.statistics().subscriptions == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_stops_tells_no_more() -> None:
+    async def scenario() -> None:
+        knowledge = KnowledgeBase(Graph())
+        session = PersistentSession(knowledge)
+        await session.open("kp", {"p": "p"})
+        await session.next()
+        waiting = asyncio.create_task(session.next())
+        await asyncio.sleep(0)
+        session.stop()
+        assert await waiting == []
+        session.close()
+        assert knowledge.queries.statistics().subscriptions == 1, "it waits for another connection"
+
+    asyncio.run(scenario())
