@@ -23,6 +23,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.errors import Overloaded
+from tidegate.knowledge import DIRECTORY
 from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.knowledge_base import KnowledgeBase
 from tidegate.knowledge.persistent_query import PersistentQueriesStatistics, notification_of
@@ -32,7 +33,6 @@ from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import LayerFrame
 from tidegate.listeners.ssap import SsapListener
 
-DIRECTORY: Final = "knowledge"
 # Four texts of so many characters are within the bounds of a notification, whatever they are; longer ones are cut.
 TEXT_CHARACTERS_MAX: Final = 16_000
 BATCH_BYTES: Final = 1024 * 1024

@@ -353,12 +353,16 @@ COMMANDS = [
     "config",
     "config check",
 ]
+COMMANDS += ["query", "insert", "knowledge", "knowledge dump", "knowledge restore"]
 COMMANDS += ["queue", *(f"queue {each}" for each in ("create", "list", "put", "take", "stats", "redrive", "drop"))]
 EXAMPLES = {
     "": "tidegate sub 'NO2>200;station^=2807'",
     "pub": "tidegate pub NO2=212",
     "sub": "tidegate sub '*'",
     "why": "tidegate why 'NO2>200'",
+    "query": "tidegate query 'SELECT ?room ?t { ?room <temperature> ?t }' --follow",
+    "insert": "tidegate insert hall temperature 19.5",
+    "knowledge dump": "tidegate knowledge dump facts.nq",
     "queue": "tidegate queue take alerts",
     "queue put": "tidegate queue put work 42",
     "queue take": "tidegate queue take work --follow",

@@ -140,6 +140,32 @@ def test_what_is_refused(
     assert client.get("/v1/sparql", params={"query": "ASK { <a> <b> 1 }"}).json()["boolean"] is False
 
 
+@pytest.mark.parametrize(
+    ("kind", "body", "refusal"),
+    [
+        ("text/turtle", b"<doc> <b> ", (400, "K123")),
+        ("text/turtle", b"<doc> <b> '\xff' .", (400, "K123")),
+        ("application/n-quads", b"<< <a> <b> <c> >> <d> <e> .", (400, "K123")),
+        ("application/json", b"{}", (415, "K120")),
+        ("", b"<doc> <b> <c> .", (415, "K120")),
+    ],
+)
+def test_documents_that_are_refused(client: httpx.Client, kind: str, body: bytes, refusal: tuple[int, str]) -> None:
+    assert code_of(client.post("/v1/graph", content=body, headers={"Content-Type": kind})) == refusal
+
+
+def test_a_document_is_one_change(client: httpx.Client) -> None:
+    """In the form that a CONSTRUCT is answered with: what comes out goes in again."""
+    update(client, "INSERT DATA { <doc> <is> 'here', <there> }")
+    query = {"query": "CONSTRUCT WHERE { <doc> <is> ?o }"}
+    document = client.get("/v1/sparql", params=query, headers={"Accept": "application/n-triples"}).content
+    assert update(client, "DELETE WHERE { <doc> ?p ?o }") == (0, 2)
+    for added in (2, 0):
+        answer = client.post("/v1/graph", content=document, headers={"Content-Type": "application/n-triples"})
+        assert (answer.json()["added"], answer.json()["removed"]) == (added, 0)
+        assert float(answer.headers["tidegate-interval-s"]) > 0
+
+
 def test_a_broker_that_is_overloaded_says_when_to_come_back() -> None:
     with (
         BrokerProcess("--publisher-window-bytes", "1", "--outbox-notifications-max", "1", has_knowledge=True) as broker,
@@ -170,4 +196,4 @@ def test_a_token_is_needed_where_there_is_one() -> None:
 def test_openapi_lists_the_calls_where_there_is_a_knowledge_base(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     validate(document)
-    assert {"/v1/sparql", "/v1/persistent"} <= document["paths"].keys()
+    assert {"/v1/sparql", "/v1/graph", "/v1/persistent"} <= document["paths"].keys()

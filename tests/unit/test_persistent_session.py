@@ -1,9 +1,10 @@
-"""A session of a persistent query over WebSocket, without the socket."""
+"""A session of a persistent query over HTTP, without the connection."""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from tidegate.errors import KnowledgeError
@@ -23,10 +24,11 @@ def test_a_question_whose_result_grows_too_large_ends_with_an_error() -> None:
         knowledge = KnowledgeBase(Graph(rows_max=10))
         session = PersistentSession(knowledge)
         await session.open("kp", {"query": "SELECT ?o { ?s ?p ?o }"})
-        assert [message["result"] for message in await session.next()] == [[]]
+        events = session.events()
+        assert [msgspec.json.decode(event)["result"] for event in await anext(events)] == [[]]
         insert(knowledge, range(10))
-        assert [len(message["added"]) for message in await session.next()] == [10]
-        waiting = asyncio.create_task(session.next())
+        assert [len(msgspec.json.decode(event)["added"]) for event in await anext(events)] == [10]
+        waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         insert(knowledge, range(10, 11))
         with pytest.raises(KnowledgeError, match="K117"):
@@ -42,11 +44,13 @@ def test_a_session_that_stops_tells_no_more() -> None:
         knowledge = KnowledgeBase(Graph())
         session = PersistentSession(knowledge)
         await session.open("kp", {"p": "p"})
-        await session.next()
-        waiting = asyncio.create_task(session.next())
+        events = session.events()
+        await anext(events)
+        waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         session.stop()
-        assert await waiting == []
+        with pytest.raises(StopAsyncIteration):
+            await waiting
         session.close()
         assert knowledge.queries.statistics().subscriptions == 1, "it waits for another connection"
 

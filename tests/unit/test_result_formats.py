@@ -21,11 +21,10 @@ from tidegate.knowledge.result_formats import (
     write_csv,
     write_json,
     write_n_triples,
-    write_term,
     write_tsv,
     write_xml,
 )
-from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri
+from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri, write_term
 from tidegate.listeners.http_sparql import acceptable
 
 NAMESPACE = "{http://www.w3.org/2005/sparql-results#}"

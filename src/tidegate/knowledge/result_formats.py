@@ -14,10 +14,8 @@ import msgspec
 
 from tidegate.knowledge.question import Result, Row, Shape
 from tidegate.knowledge.ssap import write_result
-from tidegate.knowledge.terms import Blank, Term, Uri
+from tidegate.knowledge.terms import Blank, Term, Uri, write_term
 
-_NOT_IN_IRI: Final = re.compile(r'[\x00-\x20<>"{}|^`\\]')
-_ESCAPED: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 _QUOTED_IN_CSV: Final = re.compile('[",\r\n]')
 
 
@@ -53,18 +51,6 @@ def write_tsv(result: Result) -> bytes:
 def write_n_triples(result: Result) -> bytes:
     rows: Iterable[Any] = result.rows
     return "".join(f"{' '.join(map(write_term, row[:3]))} .\n" for row in rows).encode()
-
-
-def write_term(term: Term) -> str:
-    """As in N-Triples, Turtle and SPARQL."""
-    if isinstance(term, Uri):
-        return f"<{_NOT_IN_IRI.sub(_escape_in_iri, term.text)}>"
-    if isinstance(term, Blank):
-        return f"_:{term.label}"
-    text = f'"{term.text.translate(_ESCAPED)}"'
-    if term.language:
-        return f"{text}@{term.language}"
-    return f"{text}^^{write_term(Uri(term.datatype))}" if term.datatype else text
 
 
 # What a result may be written as, by media type; the first is what somebody gets who does not care.
@@ -116,7 +102,3 @@ def _csv_term(term: Term | None) -> str:
         return ""
     text = f"_:{term.label}" if isinstance(term, Blank) else term.text
     return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text
-
-
-def _escape_in_iri(found: re.Match[str]) -> str:
-    return f"\\u{ord(found[0]):04X}"

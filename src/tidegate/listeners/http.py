@@ -99,7 +99,7 @@ class HttpListener:
             self._app.router.routes += [
                 *HttpSparql(knowledge, config).routes(),
                 WebSocketRoute("/v1/persistent", self._persistent.subscribe),
-                Route("/v1/persistent", _no_upgrade),
+                Route("/v1/persistent", self._persistent.stream),
             ]
         # Bound here: uvicorn ends the process when it cannot listen.
         sockets = await _bind(config.bind, config.http_port)
@@ -250,7 +250,7 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
 
 async def _no_upgrade(_request: Request) -> Response:
     response = error_response(
-        UpgradeRequired("P321", "this is a WebSocket", "ask for the upgrade; /v1/stream has server-sent events")
+        UpgradeRequired("P321", "this is a WebSocket", "ask for the upgrade, or use /v1/stream for server-sent events")
     )
     response.headers["Upgrade"] = "websocket"
     return response

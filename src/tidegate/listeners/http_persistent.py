@@ -1,4 +1,6 @@
-"""Persistent queries over WebSocket: `/v1/persistent?query=SELECT …`, or a mask, `?s=…&p=…&o=…` or some of these.
+"""Persistent queries: `/v1/persistent?query=SELECT …`, or a mask, `?s=…&p=…&o=…` or some of these.
+
+They are pushed over WebSocket, or as server-sent events to whoever asks for no upgrade.
 
 The first message is `{"subscription", "sequence": 0, "variables", "result": [row, …], …load}`, each later one
 `{"sequence": n, "added": [row, …], "removed": [row, …], "merged": m, "spread_s": t}`. A row has terms as in SPARQL's
@@ -7,20 +9,23 @@ base and are merged: nobody else notices.
 
 Who has lost the connection gives `&subscription=…&sequence=n` with the same question, within a minute: what was missed
 comes as one message, after `{"subscription", "sequence": n, "variables"}`. Where that is not possible, the first
-message has `"reset": true` and a whole result. A peer that closes with 1000 ends its subscription.
+message has `"reset": true` and a whole result. A WebSocket that its peer closes with 1000 ends its subscription.
 
 What may go wrong: no question or two (K122); what the knowledge base refuses; a result that can be asked for no more,
-such as one that has grown too large (K117, in a last message).
+such as one that has grown too large (K117, in a last message); a peer that comes back while its former connection seems
+to be there, which is then ended (K124).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tidegate.errors import KnowledgeError, TidegateError, Unavailable
@@ -30,10 +35,18 @@ from tidegate.knowledge.question import Question, Result, Row, SparqlQuery
 from tidegate.knowledge.result_formats import json_row
 from tidegate.knowledge.terms import Literal, Mask, Uri
 from tidegate.listeners.http_sparql import kp_of, submit
+from tidegate.listeners.http_subscribe import EventStream, push, server_sent_events
 from tidegate.listeners.json_request import parse_number
 from tidegate.listeners.json_response import error_response
 
+KEEP_ALIVE_S: Final = 15.0
 ENDED_FOR_GOOD: Final = 1000
+
+
+class TakenOver(KnowledgeError):
+    """Another connection has the subscription now."""
+
+    status = 409
 
 
 class PersistentSession:
@@ -45,6 +58,7 @@ class PersistentSession:
         self._head: Result | None = None
         self._first: list[dict[str, Any]] = []
         self._is_stopping = False
+        self._error: TidegateError | None = None
         self.subscription_id = ""
         self.is_ended_for_good = False
 
@@ -57,20 +71,26 @@ class PersistentSession:
         subscribed, load = await submit(self._knowledge, kp, SubscribeJob(question, self._wake.set))
         self._begin(subscribed, load | ({"reset": True} if "subscription" in query else {}))
 
-    async def next(self) -> list[dict[str, Any]]:
-        """The next messages, when there are some; none when the session is to end."""
-        while not self._is_stopping:
-            if self._first:
-                first, self._first = self._first, []
-                return first
+    async def events(self) -> AsyncIterator[list[bytes]]:
+        """What is told, until the broker stops; an empty list now and then while nothing is."""
+        yield [msgspec.json.encode(message) for message in self._first]
+        while True:
             self._wake.clear()
+            if self._error is not None:
+                raise self._error
+            if self._is_stopping:
+                return
             if (taken := self._knowledge.take(self.subscription_id)) is not None:
-                return [self._indication(taken)]
-            await self._wake.wait()
-        return []
+                yield [msgspec.json.encode(self._indication(taken))]
+            elif not await self._wait():
+                yield []
 
     def stop(self) -> None:
         self._is_stopping = True
+        self._wake.set()
+
+    def leave_to_another(self) -> None:
+        self._error = TakenOver("K124", "the subscription goes on on another connection", "use one at a time")
         self._wake.set()
 
     def close(self) -> None:
@@ -80,6 +100,15 @@ class PersistentSession:
                 self._knowledge.unsubscribe(self.subscription_id)
         else:
             self._knowledge.detach(self.subscription_id)
+
+    async def _wait(self) -> bool:
+        """False when nothing has happened for a while."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
 
     def _begin(self, subscribed: Subscribed, beside: dict[str, Any]) -> None:
         self.subscription_id, self._head = subscribed.subscription_id, subscribed.result.with_rows([])
@@ -132,7 +161,17 @@ class HttpPersistent:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    async def stream(self, request: Request) -> Response:
+        """Server-sent events."""
+        session = await self._open(request)
+
+        async def on_end() -> None:
+            self._close(session)
+
+        return EventStream(server_sent_events(session), on_end)
+
     async def subscribe(self, websocket: WebSocket) -> None:
+        """WebSocket."""
         try:
             session = await self._open(websocket)
         except TidegateError as error:
@@ -141,7 +180,7 @@ class HttpPersistent:
         try:
             await websocket.accept()
             async with asyncio.TaskGroup() as tasks:
-                pushing = tasks.create_task(_push(session, websocket))
+                pushing = tasks.create_task(push(session, websocket))
                 tasks.create_task(_listen(session, websocket, pushing))
         except* WebSocketDisconnect:
             pass
@@ -153,14 +192,13 @@ class HttpPersistent:
         for session in self._sessions.values():
             session.stop()
 
-    async def _open(self, websocket: WebSocket) -> PersistentSession:
+    async def _open(self, connection: HTTPConnection) -> PersistentSession:
         if self._is_stopping:
             raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
         session = PersistentSession(self._knowledge)
-        await session.open(kp_of(websocket), websocket.query_params)
-        # One that comes back while its old connection seems to be there takes the subscription over.
+        await session.open(kp_of(connection), connection.query_params)
         if (former := self._sessions.get(session.subscription_id)) is not None:
-            former.stop()
+            former.leave_to_another()
         self._sessions[session.subscription_id] = session
         return session
 
@@ -168,17 +206,6 @@ class HttpPersistent:
         if self._sessions.get(session.subscription_id) is session:
             del self._sessions[session.subscription_id]
             session.close()
-
-
-async def _push(session: PersistentSession, websocket: WebSocket) -> None:
-    try:
-        while messages := await session.next():
-            for message in messages:
-                await websocket.send_text(msgspec.json.encode(message).decode())
-        await websocket.close(1001, "the broker is shutting down, or the subscription goes on elsewhere")
-    except TidegateError as error:
-        await websocket.send_text(msgspec.json.encode({"error": error.to_dict()}).decode())
-        await websocket.close(1008, error.code)
 
 
 async def _listen(session: PersistentSession, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:

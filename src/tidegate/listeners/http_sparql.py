@@ -1,11 +1,12 @@
-"""`/v1/sparql`: queries and updates after the SPARQL 1.1 Protocol, from any client of the semantic web.
+"""`/v1/sparql`: queries and updates after the SPARQL 1.1 Protocol; `/v1/graph`: triples of a document, to be added.
 
 A query comes as `GET ?query=…`, or in the body of a POST, alone (`application/sparql-query`) or in a form; an update in
 the body of a POST. Accept says how the result is to be written. With every answer goes the load of the knowledge base,
 as headers `Tidegate-…`, and in the JSON that an update is answered with.
 
 What may go wrong: too many requests wait (429); no or two queries, an update where a query belongs, a choice of graphs
-outside the query (K119); a body of another kind (415, K120); a result that cannot be written as asked (406, K121).
+outside the query (K119); a body of another kind (415, K120); a result that cannot be written as asked (406, K121); a
+document that cannot be read (K123).
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from typing import Any, Final
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.config import Config
 from tidegate.errors import KnowledgeError, TidegateError
-from tidegate.knowledge.graph import Delta
-from tidegate.knowledge.knowledge_base import AskJob, Job, KnowledgeBase, UpdateJob
+from tidegate.knowledge.graph import DOCUMENT_FORMATS, Delta, read_document
+from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, UpdateJob
 from tidegate.knowledge.question import Result, SparqlQuery
 from tidegate.knowledge.request_pool import Load
 from tidegate.knowledge.result_formats import formats_of
@@ -67,14 +68,14 @@ class HttpSparql:
         self._config = config
 
     def routes(self) -> list[Route]:
-        return [route("/v1/sparql", GET=self._get, POST=self._post)]
+        return [route("/v1/sparql", GET=self._get, POST=self._post), route("/v1/graph", POST=self._insert)]
 
     async def _get(self, request: Request) -> Response:
         return await self._query(request, _the_one(request.query_params.multi_items(), "query"))
 
     async def _post(self, request: Request) -> Response:
         text = _decoded(await read_body(request, self._config.body_bytes_max))
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = _media_type(request)
         beside = request.query_params.multi_items()
         if kind == FORM:
             form = parse_qsl(text, keep_blank_values=True)
@@ -86,6 +87,15 @@ class HttpSparql:
         else:
             raise UnknownBody("K120", f"a body of {kind[:60]!r}", f"send {QUERY}, {UPDATE} or {FORM}")
         return await (self._update(request, text) if what == "update" else self._query(request, text))
+
+    async def _insert(self, request: Request) -> Response:
+        body = await read_body(request, self._config.body_bytes_max)
+        kind = _media_type(request)
+        if kind not in DOCUMENT_FORMATS:
+            raise UnknownBody("K120", f"a body of {kind[:60]!r}", f"send one of {', '.join(DOCUMENT_FORMATS)}")
+        triples = await asyncio.to_thread(read_document, body, kind)
+        delta, load = await submit(self._knowledge, kp_of(request), ChangeJob((), triples))
+        return change_response(delta, load)
 
     async def _query(self, request: Request, text: str) -> Response:
         if is_update(text):
@@ -122,9 +132,9 @@ def told(knowledge: KnowledgeBase, load: Load) -> dict[str, float]:
     return {name: round(value, 6) for name, value in shown.items()}
 
 
-def kp_of(request: Any) -> str:
+def kp_of(connection: HTTPConnection) -> str:
     """Whose quota counts: the client's address. No KP of SSAP has such a name, as theirs have a slash."""
-    return f"http {request.client.host if request.client else ''}"
+    return f"http {connection.client.host if connection.client else ''}"
 
 
 def acceptable(accept: str, offered: Iterable[str]) -> str | None:
@@ -159,6 +169,10 @@ def _with_load(response: Response, load: dict[str, float]) -> Response:
     for name, value in load.items():
         response.headers[LOAD_HEADERS[name]] = f"{value:.6f}"
     return response
+
+
+def _media_type(request: Request) -> str:
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def _quality(part: str) -> tuple[str, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from tidegate.knowledge.graph import DOCUMENT_FORMATS
 from tidegate.knowledge.result_formats import SOLUTION_FORMATS, TRIPLE_FORMATS
 from tidegate.listeners.http_sparql import FORM, LOAD_HEADERS, QUERY, UPDATE
-from tidegate.listeners.openapi_parts import json_content, object_of, query_parameter, refusals
+from tidegate.listeners.openapi_parts import answer, object_of, query_parameter, refusals
 
 _TEXT: Final = {"type": "string"}
 _SECONDS: Final = {"type": "number", "minimum": 0}
@@ -18,6 +19,7 @@ _REFUSALS: Final = (400, 401, 403, 413, 429)
 def knowledge_paths() -> dict[str, Any]:
     return {
         "/v1/sparql": {"get": _query(), "post": _query_or_update()},
+        "/v1/graph": {"post": _insert()},
         "/v1/persistent": {"get": _persistent()},
     }
 
@@ -44,26 +46,45 @@ def _query_or_update() -> dict[str, Any]:
     }
 
 
+def _insert() -> dict[str, Any]:
+    return {
+        "operationId": "insert",
+        "summary": "Add the triples of a document",
+        "requestBody": {
+            "required": True,
+            "content": {media_type: {"schema": _TEXT} for media_type in DOCUMENT_FORMATS},
+        },
+        "responses": {"200": _change()} | refusals(415, *_REFUSALS),
+    }
+
+
 def _persistent() -> dict[str, Any]:
     return {
         "operationId": "persistentQuery",
-        "summary": "WebSocket: the result of a query, then what changes in it",
+        "summary": "The result of a query, then what changes in it: a WebSocket, or server-sent events",
         "parameters": [
             query_parameter("query", _TEXT, "Needed, unless there is a mask", _EXAMPLE),
             *(query_parameter(name, _TEXT, "Of a mask") for name in "spo"),
             query_parameter("subscription", _TEXT, "To go on with one whose connection was lost"),
             query_parameter("sequence", _COUNT, "The last that was seen of it"),
         ],
-        "responses": {"101": {"description": "Subscribed"}} | refusals(426, 503, *_REFUSALS),
+        "responses": {
+            "101": {"description": "Subscribed"},
+            "200": {"description": "Subscribed", "content": {"text/event-stream": {"schema": _TEXT}}},
+        }
+        | refusals(503, *_REFUSALS),
     }
 
 
 def _result() -> dict[str, Any]:
-    """Of an update: what it has changed."""
-    changed = object_of({"added": _COUNT, "removed": _COUNT} | dict.fromkeys(LOAD_HEADERS, _SECONDS))
     written = {media_type: {"schema": _TEXT} for media_type in (*SOLUTION_FORMATS, *TRIPLE_FORMATS)}
-    return {
+    return _change() | {
         "description": "The result of a query, as Accept wants it; what an update has changed",
-        "headers": {name: {"schema": _SECONDS} for name in LOAD_HEADERS.values()},
-        "content": written | json_content(changed)["content"],
+        "content": written | _change()["content"],
     }
+
+
+def _change() -> dict[str, Any]:
+    changed = object_of({"added": _COUNT, "removed": _COUNT} | dict.fromkeys(LOAD_HEADERS, _SECONDS))
+    headers = {name: {"schema": _SECONDS} for name in LOAD_HEADERS.values()}
+    return answer("What has changed", changed) | {"headers": headers}
