@@ -23,6 +23,7 @@ import msgspec
 
 from tidegate.config import Config
 from tidegate.errors import Overloaded
+from tidegate.frames import join_maps
 from tidegate.knowledge import DIRECTORY
 from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.knowledge_base import KnowledgeBase
@@ -32,6 +33,8 @@ from tidegate.layers.batch import BATCH_NOTIFICATIONS_MAX, BatchReader
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import LayerFrame
 from tidegate.listeners.ssap import SsapListener
+from tidegate.mirror import GraphMirror, NotificationMirror
+from tidegate.notification import Value
 
 # Four texts of so many characters are within the bounds of a notification, whatever they are; longer ones are cut.
 TEXT_CHARACTERS_MAX: Final = 16_000
@@ -49,10 +52,12 @@ class KnowledgeStatistics(msgspec.Struct, frozen=True):
 
 
 class ChangePublisher:
-    """Deltas as notifications. It has a session, so that the Connection Point never forgets its numbers."""
+    """Deltas as notifications, and what a mirror makes of them besides. It has a session, so that the Connection Point
+    never forgets its numbers."""
 
-    def __init__(self, host: BrokerHost, name: str) -> None:
+    def __init__(self, host: BrokerHost, name: str, mirror: NotificationMirror) -> None:
         self._host = host
+        self._mirror = mirror
         self._point = host.connection_point
         self._name = name
         self._reader = BatchReader()
@@ -72,10 +77,17 @@ class ChangePublisher:
             )
 
     def publish(self, delta: Delta) -> None:
-        for some in _batches(delta):
-            batch = self._reader.read_array(self._name, self._last + 1, _encode(some))
+        for some in _batches(self._notifications(delta)):
+            batch = self._reader.read_array(self._name, self._last + 1, join_maps(some))
             self._last = batch.last
             self._host.carry(self._point.submit(self._name, [batch], batch.last))
+
+    def _notifications(self, delta: Delta) -> Iterator[dict[str, Value]]:
+        """Removed triples first, then those that were added, then the mirror's."""
+        for triples, change in ((delta.removed, "removed"), (delta.added, "added")):
+            for triple in triples:
+                yield notification_of(triple, change, TEXT_CHARACTERS_MAX)
+        yield from self._mirror.notifications(delta)
 
 
 class SemanticBroker:
@@ -90,8 +102,10 @@ class SemanticBroker:
 
     async def open(self) -> KnowledgeBase:
         graph = await asyncio.to_thread(Graph, Path(self._config.data) / DIRECTORY)
-        publisher = ChangePublisher(self._host, self._name)
+        rules = self._config.mirror
+        publisher = ChangePublisher(self._host, self._name, NotificationMirror(rules))
         knowledge = KnowledgeBase(graph, publish=publisher.publish, check_room=publisher.check_room)
+        await GraphMirror(rules, self._host, knowledge, self._name).start()
         self._listener = SsapListener(knowledge, self._token, self._config.connections_max)
         return knowledge
 
@@ -126,21 +140,15 @@ class SemanticBroker:
         await asyncio.to_thread(self._listener.knowledge.graph.flush)
 
 
-def _batches(delta: Delta) -> Iterator[list[msgspec.Raw]]:
-    """The notifications of a delta, removed triples first, encoded, as many together as travel together."""
-    some: list[msgspec.Raw] = []
+def _batches(notifications: Iterable[dict[str, Value]]) -> Iterator[list[bytes]]:
+    """Encoded notifications, as many together as travel together."""
+    some: list[bytes] = []
     size_bytes = 0
-    for encoded in _encoded(delta):
+    for encoded in map(_encode, notifications):
         if len(some) == BATCH_NOTIFICATIONS_MAX or (some and size_bytes + len(encoded) > BATCH_BYTES):
             yield some
             some, size_bytes = [], 0
-        some.append(msgspec.Raw(encoded))
+        some.append(encoded)
         size_bytes += len(encoded)
     if some:
         yield some
-
-
-def _encoded(delta: Delta) -> Iterable[bytes]:
-    for triples, change in ((delta.removed, "removed"), (delta.added, "added")):
-        for triple in triples:
-            yield _encode(notification_of(triple, change, TEXT_CHARACTERS_MAX))

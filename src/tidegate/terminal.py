@@ -224,5 +224,5 @@ def _printable(text: str) -> str:
 
 def _write_setting(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(value) or "-"
+        return ",".join(map(str, value)) or "-"
     return str(value).lower() if isinstance(value, bool) else str(value) or "-"

@@ -213,3 +213,29 @@ def test_ssap_over_tls(tmp_path: Path) -> None:
             assert triples_of(kp.ask("QUERY", EVERYTHING), "results") == {("s", "p", "1")}
         with Kp(broker) as kp, pytest.raises((EOFError, ConnectionError)):
             kp.ask("JOIN")
+
+
+def test_notifications_are_mirrored_into_the_graph_and_facts_out_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "tidegate.toml"
+    file.write_text(
+        '[[mirror]]\nto = "graph"\nsubject = "station"\nattributes = ["NO2"]\nfilter = "NO2>=0"\n'
+        '[[mirror]]\nto = "notifications"\nsubject = "room"\nattributes = ["wanted"]\n'
+    )
+    with (
+        BrokerProcess("--config", str(file), has_knowledge=True) as broker,
+        open_client(broker) as client,
+        connect_sync(broker.native) as connection,
+        connection.subscribe("room") as subscription,
+        Kp(broker) as kp,
+    ):
+        confirm = kp.ask("SUBSCRIBE", masks(("28079004", "NO2", ANY)))
+        assert triples_of(confirm, "results") == set()
+        connection.publish([{"station": "28079004", "NO2": 40}, {"station": "28079004", "NO2": -1}])
+        assert triples_of(kp.read(), "new_results") == {("28079004", "NO2", "40")}
+        connection.publish({"station": "28079004", "NO2": 41.5})
+        told = kp.read()
+        assert triples_of(told, "new_results") == {("28079004", "NO2", "41.5")}
+        assert triples_of(told, "obsolete_results") == {("28079004", "NO2", "40")}
+        client.post("/v1/sparql", data={"update": "INSERT DATA { <hall> <wanted> 21 ; <colour> 'red' }"})
+        (delivery,) = subscription.take(WAIT_S)
+        assert delivery.notification == {"room": "hall", "wanted": 21}

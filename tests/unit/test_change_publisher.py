@@ -13,6 +13,7 @@ from tidegate.layers.connection_point import Bounds
 from tidegate.layers.embedded_host import EmbeddedHost
 from tidegate.layers.frames import LayerFrame
 from tidegate.layers.outbox import Policy
+from tidegate.mirror import NotificationMirror
 from tidegate.notification import Value
 from tidegate.semantic_broker import TEXT_CHARACTERS_MAX, ChangePublisher
 
@@ -55,7 +56,7 @@ def expected(triple: Triple, change: str) -> dict[str, Value]:
 def test_every_change_arrives_in_order(changes: list[Delta]) -> None:
     failures: list[Exception] = []
     host = EmbeddedHost(Bounds(), lambda: 0.0, failures.append)
-    publisher, subscriber = ChangePublisher(host, "knowledge-1"), Subscriber(host)
+    publisher, subscriber = ChangePublisher(host, "knowledge-1", NotificationMirror([])), Subscriber(host)
     for delta in changes:
         publisher.check_room()
         publisher.publish(delta)
