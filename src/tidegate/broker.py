@@ -110,9 +110,9 @@ class Broker:
         async with asyncio.TaskGroup() as tasks:
             self._stop_on_signals()
             await self._until_bound()
-            knowledge = await self._semantic.open() if self._semantic is not None else None
+            named = await self._semantic.open() if self._semantic is not None else None
             native_port = await self._listen(self._native.start(tls), "native_port", self._config.native_port)
-            http_port = await self._listen(self._http.start(tasks, knowledge), "http_port", self._config.http_port)
+            http_port = await self._listen(self._http.start(tasks, named), "http_port", self._config.http_port)
             ssap_port = None
             if self._semantic is not None:
                 ssap_port = await self._listen(self._semantic.start(tls), "ssap_port", self._config.ssap_port)

@@ -27,6 +27,7 @@ from tidegate.frames import join_maps
 from tidegate.knowledge import DIRECTORY
 from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.knowledge_base import KnowledgeBase
+from tidegate.knowledge.named_queries import NamedQueries
 from tidegate.knowledge.persistent_query import PersistentQueriesStatistics, notification_of
 from tidegate.knowledge.request_pool import PoolStatistics
 from tidegate.layers.batch import BATCH_NOTIFICATIONS_MAX, BatchReader
@@ -91,7 +92,7 @@ class ChangePublisher:
 
 
 class SemanticBroker:
-    """To be opened, then started: in between, other listeners are given the knowledge base."""
+    """To be opened, then started: in between, other listeners are given the knowledge base and its named queries."""
 
     def __init__(self, config: Config, token: str | None, host: BrokerHost, incarnation: str) -> None:
         self._config = config
@@ -100,14 +101,17 @@ class SemanticBroker:
         self._name = f"knowledge-{incarnation}"
         self._listener: SsapListener | None = None
 
-    async def open(self) -> KnowledgeBase:
-        graph = await asyncio.to_thread(Graph, Path(self._config.data) / DIRECTORY)
+    async def open(self) -> NamedQueries:
+        directory = Path(self._config.data) / DIRECTORY
+        graph = await asyncio.to_thread(Graph, directory)
         rules = self._config.mirror
         publisher = ChangePublisher(self._host, self._name, NotificationMirror(rules))
         knowledge = KnowledgeBase(graph, publish=publisher.publish, check_room=publisher.check_room)
         await GraphMirror(rules, self._host, knowledge, self._name).start()
         self._listener = SsapListener(knowledge, self._token, self._config.connections_max)
-        return knowledge
+        named = NamedQueries(directory / "queries", knowledge)
+        named.open()
+        return named
 
     async def start(self, tls: ssl.SSLContext | None) -> int:
         """Listens; returns the port of SSAP."""

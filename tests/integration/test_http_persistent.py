@@ -203,6 +203,39 @@ def test_without_an_upgrade_it_is_a_stream_of_events(broker: BrokerProcess, clie
     assert code_of(client.get("/v1/persistent")) == (400, "K122")
 
 
+def test_a_name_outlives_the_connection_and_the_broker() -> None:
+    query = "SELECT ?o WHERE { <s> <p> ?o }"
+    with BrokerProcess(has_knowledge=True) as broker, open_client(broker) as client:
+        with open_query(broker, query, name="dashboard") as subscriber:
+            first = subscriber.receive()
+            assert "reset" not in first
+            follower = Follower(first)
+            update(client, "INSERT DATA { <s> <p> 1 }")
+            follower.follow(subscriber.receive())
+            subscriber.close()
+        for number in (2, 3):
+            update(client, f"INSERT DATA {{ <s> <p> {number} }}")
+        again = {"name": "dashboard", "sequence": "1"}
+        with WebSocketClient(broker.http, path="/v1/persistent", query=again) as subscriber:
+            assert subscriber.receive()["sequence"] == 1
+            follower.follow(subscriber.receive())
+            assert follower.rows == result(client, query)
+        broker.kill()
+        broker.start()
+        again["sequence"] = str(follower.sequence)
+        with WebSocketClient(broker.http, path="/v1/persistent", query=again) as subscriber:
+            opening = subscriber.receive()
+            assert opening["sequence"] == follower.sequence
+            assert "result" not in opening
+            update(client, "DELETE DATA { <s> <p> 2 }")
+            follower.follow(subscriber.receive())
+            assert follower.rows == result(client, query)
+            assert client.delete("/v1/persistent", params={"name": "dashboard"}).status_code == 204
+            assert [message["error"]["code"] for message in subscriber] == ["K127"]
+        assert code_of(client.delete("/v1/persistent", params={"name": "dashboard"})) == (404, "K127")
+        assert code_of(client.get("/v1/persistent", params=again)) == (404, "K127")
+
+
 def test_an_orderly_end_is_told() -> None:
     with BrokerProcess(has_knowledge=True) as broker, open_query(broker, "ASK {}") as subscriber:
         subscriber.receive()

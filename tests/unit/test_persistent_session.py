@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tidegate.errors import KnowledgeError
 from tidegate.knowledge.graph import Graph
 from tidegate.knowledge.knowledge_base import ChangeJob, KnowledgeBase
+from tidegate.knowledge.named_queries import NamedQueries
 from tidegate.knowledge.terms import Literal, Triple, Uri
 from tidegate.listeners.http_persistent import PersistentSession
 
@@ -19,10 +21,10 @@ def insert(knowledge: KnowledgeBase, numbers: range) -> None:
     knowledge.submit("kp", ChangeJob((), triples), lambda *_: None)
 
 
-def test_a_question_whose_result_grows_too_large_ends_with_an_error() -> None:
+def test_a_question_whose_result_grows_too_large_ends_with_an_error(tmp_path: Path) -> None:
     async def scenario() -> None:
         knowledge = KnowledgeBase(Graph(rows_max=10))
-        session = PersistentSession(knowledge)
+        session = PersistentSession(NamedQueries(tmp_path, knowledge))
         await session.open("kp", {"query": "SELECT ?o { ?s ?p ?o }"})
         events = session.events()
         assert [msgspec.json.decode(event)["result"] for event in await anext(events)] == [[]]
@@ -39,10 +41,10 @@ def test_a_question_whose_result_grows_too_large_ends_with_an_error() -> None:
     asyncio.run(scenario())
 
 
-def test_a_session_that_stops_tells_no_more() -> None:
+def test_a_session_that_stops_tells_no_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         knowledge = KnowledgeBase(Graph())
-        session = PersistentSession(knowledge)
+        session = PersistentSession(NamedQueries(tmp_path, knowledge))
         await session.open("kp", {"p": "p"})
         events = session.events()
         await anext(events)

@@ -136,9 +136,9 @@ class KnowledgeBase:
         self._on_news[subscription_id] = on_news
         return resumption
 
-    def detach(self, subscription_id: str) -> None:
-        """Its connection is lost; it may come back."""
-        if self._on_news.pop(subscription_id, None) is not None:
+    def detach(self, subscription_id: str, is_kept: bool = False) -> None:
+        """Its connection is lost; it may come back, within `resume_s` unless it is kept."""
+        if self._on_news.pop(subscription_id, None) is not None and not is_kept:
             self._detached_s[subscription_id] = self._now_s()
 
     def unsubscribe(self, subscription_id: str) -> None:

@@ -135,8 +135,9 @@ class PersistentQueries:
         self._next_entry = 0
         self._deltas = self._asked = self._indications = self._merged = 0
 
-    def subscribe(self, subscription_id: str, owner: str, question: Question) -> Result:
-        """Opens a question under an id that nobody else has; its first result."""
+    def subscribe(self, subscription_id: str, owner: str, question: Question, sequence: int = 0) -> Result:
+        """Opens a question under an id that nobody else has; its first result. Indications are numbered on from
+        `sequence`."""
         assert subscription_id not in self._subscriptions, subscription_id
         if len(self._subscriptions) >= self._subscriptions_max:
             raise Overloaded(
@@ -147,7 +148,9 @@ class PersistentQueries:
                 "L651", f"{owner[:40]!r} has {self._subscriptions_per_owner_max} subscriptions", "end some of them"
             )
         query = self._queries.get(question) or self._open(question)
-        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(owner, query)
+        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(
+            owner, query, sequence
+        )
         self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
         return self._result(query)
 
@@ -220,6 +223,10 @@ class PersistentQueries:
             return Resumption(last_sequence)
         subscription.kept.append(Indication(subscription.sequence, difference, changes - 1))
         return Resumption(subscription.sequence, missed=subscription.kept[-1])
+
+    def skip(self, subscription_id: str) -> None:
+        """Leaves out a number: nobody can go on from the one before it."""
+        self._known(subscription_id).sequence += 1
 
     def question_of(self, subscription_id: str) -> Question:
         return self._known(subscription_id).query.question

@@ -30,13 +30,13 @@ from starlette.websockets import WebSocket
 from tidegate.config import Config, is_loopback
 from tidegate.errors import ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
-from tidegate.knowledge.knowledge_base import KnowledgeBase
+from tidegate.knowledge.named_queries import NamedQueries
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.listeners.gate import Gate
 from tidegate.listeners.http_connection import HttpConnection
 from tidegate.listeners.http_persistent import HttpPersistent
 from tidegate.listeners.http_publish import HttpPublisher, read_body
-from tidegate.listeners.http_queues import HttpQueues
+from tidegate.listeners.http_queues import HttpQueues, route
 from tidegate.listeners.http_sparql import LOAD_HEADERS, HttpSparql
 from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.http_subscriptions import HttpSubscriptions
@@ -91,15 +91,15 @@ class HttpListener:
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, tasks: asyncio.TaskGroup, knowledge: KnowledgeBase | None = None) -> int:
+    async def start(self, tasks: asyncio.TaskGroup, named: NamedQueries | None = None) -> int:
         """Listens; returns the port."""
         config = self._config
-        if knowledge is not None:
-            self._persistent = HttpPersistent(knowledge)
+        if named is not None:
+            self._persistent = HttpPersistent(named)
             self._app.router.routes += [
-                *HttpSparql(knowledge, config).routes(),
+                *HttpSparql(named.knowledge, config).routes(),
                 WebSocketRoute("/v1/persistent", self._persistent.subscribe),
-                Route("/v1/persistent", self._persistent.stream),
+                route("/v1/persistent", GET=self._persistent.stream, DELETE=self._persistent.drop),
             ]
         # Bound here: uvicorn ends the process when it cannot listen.
         sockets = await _bind(config.bind, config.http_port)

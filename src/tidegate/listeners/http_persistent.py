@@ -11,6 +11,8 @@ Who has lost the connection gives `&subscription=…&sequence=n` with the same q
 comes as one message, after `{"subscription", "sequence": n, "variables"}`. Where that is not possible, the first
 message has `"reset": true` and a whole result. A WebSocket that its peer closes with 1000 ends its subscription.
 
+With `&name=…` it is kept until it is dropped (`named_queries`): who comes back gives the name, and `&sequence=n`.
+
 What may go wrong: no question or two (K122); what the knowledge base refuses; a result that can be asked for no more,
 such as one that has grown too large (K117, in a last message); a peer that comes back while its former connection seems
 to be there, which is then ended (K124).
@@ -29,11 +31,11 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tidegate.errors import KnowledgeError, TidegateError, Unavailable
-from tidegate.knowledge.knowledge_base import KnowledgeBase, Subscribed, SubscribeJob
-from tidegate.knowledge.persistent_query import Indication
-from tidegate.knowledge.question import Question, Result, Row, SparqlQuery
+from tidegate.knowledge.knowledge_base import Subscribed, SubscribeJob
+from tidegate.knowledge.named_queries import NamedQueries, NoSuchName, question_of, subscription_id
+from tidegate.knowledge.persistent_query import Indication, Resumption
+from tidegate.knowledge.question import Question, Result, Row
 from tidegate.knowledge.result_formats import json_row
-from tidegate.knowledge.terms import Literal, Mask, Uri
 from tidegate.listeners.http_sparql import kp_of, submit
 from tidegate.listeners.http_subscribe import EventStream, push, server_sent_events
 from tidegate.listeners.json_request import parse_number
@@ -52,8 +54,10 @@ class TakenOver(KnowledgeError):
 class PersistentSession:
     """One subscription on one connection."""
 
-    def __init__(self, knowledge: KnowledgeBase) -> None:
-        self._knowledge = knowledge
+    def __init__(self, named: NamedQueries) -> None:
+        self._named = named
+        self._knowledge = named.knowledge
+        self._name = ""
         self._wake = asyncio.Event()
         self._head: Result | None = None
         self._first: list[dict[str, Any]] = []
@@ -63,7 +67,10 @@ class PersistentSession:
         self.is_ended_for_good = False
 
     async def open(self, kp: str, query: Mapping[str, str]) -> None:
-        question = _question(query)
+        if "name" in query:
+            self._open_named(query["name"], query)
+            return
+        question = question_of(query)
         if "subscription" in query:
             sequence = parse_number("sequence", query.get("sequence", "0"))
             if self._resume(query["subscription"], sequence, question):
@@ -80,7 +87,7 @@ class PersistentSession:
                 raise self._error
             if self._is_stopping:
                 return
-            if (taken := self._knowledge.take(self.subscription_id)) is not None:
+            if (taken := self._take()) is not None:
                 yield [msgspec.json.encode(self._indication(taken))]
             elif not await self._wait():
                 yield []
@@ -89,17 +96,20 @@ class PersistentSession:
         self._is_stopping = True
         self._wake.set()
 
-    def leave_to_another(self) -> None:
-        self._error = TakenOver("K124", "the subscription goes on on another connection", "use one at a time")
+    def end(self, error: TidegateError) -> None:
+        self._error = error
         self._wake.set()
 
     def close(self) -> None:
         """The connection is gone; the subscription waits for another one, unless its peer wants no more."""
-        if self.is_ended_for_good:
+        if self.is_ended_for_good and not self._name:
             with contextlib.suppress(KnowledgeError):  # it has ended by itself
                 self._knowledge.unsubscribe(self.subscription_id)
         else:
-            self._knowledge.detach(self.subscription_id)
+            self._knowledge.detach(self.subscription_id, is_kept=bool(self._name))
+
+    def _take(self) -> Indication | None:
+        return self._named.take(self._name) if self._name else self._knowledge.take(self.subscription_id)
 
     async def _wait(self) -> bool:
         """False when nothing has happened for a while."""
@@ -114,6 +124,12 @@ class PersistentSession:
         self.subscription_id, self._head = subscribed.subscription_id, subscribed.result.with_rows([])
         self._first = [self._opening(0) | {"result": _rows(self._head, subscribed.result.rows)} | beside]
 
+    def _open_named(self, name: str, query: Mapping[str, str]) -> None:
+        last_sequence = parse_number("sequence", query["sequence"]) if "sequence" in query else None
+        subscription_id = self._named.begin(name, query)
+        self._name = name
+        self._go_on(subscription_id, self._named.resume(name, last_sequence, self._wake.set), last_sequence)
+
     def _resume(self, subscription_id: str, last_sequence: int, question: Question) -> bool:
         """Whether there is such a subscription, to the same question."""
         queries = self._knowledge.queries
@@ -121,19 +137,23 @@ class PersistentSession:
             if queries.question_of(subscription_id) != question:
                 return False
             resumption = self._knowledge.resume(subscription_id, last_sequence, self._wake.set)
-            whole = resumption.result
-            head = whole if whole is not None else queries.result_of(subscription_id)
         except KnowledgeError:
             return False
+        self._go_on(subscription_id, resumption, last_sequence)
+        return True
+
+    def _go_on(self, subscription_id: str, resumption: Resumption, last_sequence: int | None) -> None:
+        whole = resumption.result
+        head = whole if whole is not None else self._knowledge.queries.result_of(subscription_id)
         self.subscription_id, self._head = subscription_id, head.with_rows([])
         if whole is not None:
-            beside = {"result": _rows(whole, whole.rows), "reset": True}
+            beside = {"result": _rows(whole, whole.rows)} | ({} if last_sequence is None else {"reset": True})
             self._first = [self._opening(resumption.sequence) | beside]
-        else:
-            self._first = [self._opening(last_sequence)]
-            if resumption.missed is not None:
-                self._first.append(self._indication(resumption.missed))
-        return True
+            return
+        assert last_sequence is not None, "who has seen nothing gets a whole result"
+        self._first = [self._opening(last_sequence)]
+        if resumption.missed is not None:
+            self._first.append(self._indication(resumption.missed))
 
     def _opening(self, sequence: int) -> dict[str, Any]:
         assert self._head is not None
@@ -153,8 +173,8 @@ class PersistentSession:
 class HttpPersistent:
     """The endpoint, and all its sessions, by their subscriptions."""
 
-    def __init__(self, knowledge: KnowledgeBase) -> None:
-        self._knowledge = knowledge
+    def __init__(self, named: NamedQueries) -> None:
+        self._named = named
         self._sessions: dict[str, PersistentSession] = {}
         self._is_stopping = False
 
@@ -187,6 +207,14 @@ class HttpPersistent:
         finally:
             self._close(session)
 
+    async def drop(self, request: Request) -> Response:
+        """Ends a named persistent query."""
+        name = request.query_params.get("name", "")
+        self._named.drop(name)
+        if (session := self._sessions.get(subscription_id(name))) is not None:
+            session.end(NoSuchName("K127", f"the persistent query {name!r} was dropped", "open it again"))
+        return Response(status_code=204)
+
     def stop(self) -> None:
         self._is_stopping = True
         for session in self._sessions.values():
@@ -195,10 +223,10 @@ class HttpPersistent:
     async def _open(self, connection: HTTPConnection) -> PersistentSession:
         if self._is_stopping:
             raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
-        session = PersistentSession(self._knowledge)
+        session = PersistentSession(self._named)
         await session.open(kp_of(connection), connection.query_params)
         if (former := self._sessions.get(session.subscription_id)) is not None:
-            former.leave_to_another()
+            former.end(TakenOver("K124", "the subscription goes on on another connection", "use one at a time"))
         self._sessions[session.subscription_id] = session
         return session
 
@@ -216,21 +244,6 @@ async def _listen(session: PersistentSession, websocket: WebSocket, pushing: asy
             if message["type"] == "websocket.disconnect":
                 session.is_ended_for_good = message.get("code") == ENDED_FOR_GOOD
     pushing.cancel()
-
-
-def _question(query: Mapping[str, str]) -> Question:
-    """An object's text is a URI or a literal: who asks need not know which."""
-    is_mask = any(name in query for name in "spo")
-    if is_mask == ("query" in query):
-        raise KnowledgeError(
-            "K122", "there is no question, or there are two", "give ?query=SELECT …, or a mask: ?s=…&p=…&o=…"
-        )
-    if not is_mask:
-        return SparqlQuery(query["query"])
-    subject, predicate = (Uri(query[name]) if name in query else None for name in "sp")
-    if "o" not in query:
-        return (Mask(subject, predicate),)
-    return tuple(Mask(subject, predicate, kind(query["o"])) for kind in (Uri, Literal))
 
 
 def _rows(head: Result, rows: Iterable[Row]) -> list[Any]:

@@ -20,7 +20,7 @@ def knowledge_paths() -> dict[str, Any]:
     return {
         "/v1/sparql": {"get": _query(), "post": _query_or_update()},
         "/v1/graph": {"post": _insert()},
-        "/v1/persistent": {"get": _persistent()},
+        "/v1/persistent": {"get": _persistent(), "delete": _drop()},
     }
 
 
@@ -67,12 +67,22 @@ def _persistent() -> dict[str, Any]:
             *(query_parameter(name, _TEXT, "Of a mask") for name in "spo"),
             query_parameter("subscription", _TEXT, "To go on with one whose connection was lost"),
             query_parameter("sequence", _COUNT, "The last that was seen of it"),
+            query_parameter("name", _TEXT, "Under which it is kept, or was; then the question may be absent"),
         ],
         "responses": {
             "101": {"description": "Subscribed"},
             "200": {"description": "Subscribed", "content": {"text/event-stream": {"schema": _TEXT}}},
         }
-        | refusals(503, *_REFUSALS),
+        | refusals(404, 409, 503, *_REFUSALS),
+    }
+
+
+def _drop() -> dict[str, Any]:
+    return {
+        "operationId": "dropPersistentQuery",
+        "summary": "A named persistent query goes",
+        "parameters": [query_parameter("name", _TEXT, "Needed")],
+        "responses": {"204": {"description": "It is gone"}} | refusals(401, 403, 404),
     }
 
 
