@@ -53,8 +53,9 @@ class KnowledgeStatistics(msgspec.Struct, frozen=True):
 
 
 class ChangePublisher:
-    """Deltas as notifications, and what a mirror makes of them besides. It has a session, so that the Connection Point
-    never forgets its numbers."""
+    """Deltas as notifications, and what a mirror makes of them besides. The changes of one turn of the event loop
+    travel together, as a batch costs about as much as a notification alone. It has a session, so that the Connection
+    Point never forgets its numbers."""
 
     def __init__(self, host: BrokerHost, name: str, mirror: NotificationMirror) -> None:
         self._host = host
@@ -63,6 +64,7 @@ class ChangePublisher:
         self._name = name
         self._reader = BatchReader()
         self._last = 0
+        self._waiting: list[Delta] = []
         self._host.carry(self._point.attach_publisher(host.open_session(self), name)[1])
 
     def on_frame(self, frame: LayerFrame) -> None:
@@ -78,7 +80,13 @@ class ChangePublisher:
             )
 
     def publish(self, delta: Delta) -> None:
-        for some in _batches(self._notifications(delta)):
+        if not self._waiting:
+            asyncio.get_running_loop().call_soon(self._publish_waiting)
+        self._waiting.append(delta)
+
+    def _publish_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for some in _batches(notification for delta in waiting for notification in self._notifications(delta)):
             batch = self._reader.read_array(self._name, self._last + 1, join_maps(some))
             self._last = batch.last
             self._host.carry(self._point.submit(self._name, [batch], batch.last))

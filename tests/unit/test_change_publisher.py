@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,14 +54,21 @@ def expected(triple: Triple, change: str) -> dict[str, Value]:
     return {"s": s[:longest], "p": p[:longest], "o": o[:longest], "change": change, "graph": triple.graph[:longest]}
 
 
-@given(st.lists(deltas, max_size=3))
-def test_every_change_arrives_in_order(changes: list[Delta]) -> None:
+@given(st.lists(deltas, max_size=3), st.booleans())
+def test_every_change_arrives_in_order(changes: list[Delta], are_together: bool) -> None:
     failures: list[Exception] = []
     host = EmbeddedHost(Bounds(), lambda: 0.0, failures.append)
     publisher, subscriber = ChangePublisher(host, "knowledge-1", NotificationMirror([])), Subscriber(host)
-    for delta in changes:
-        publisher.check_room()
-        publisher.publish(delta)
+
+    async def publish() -> None:
+        for delta in changes:
+            publisher.check_room()
+            publisher.publish(delta)
+            if not are_together:
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    asyncio.run(publish())
     wanted = [
         expected(triple, change)
         for delta in changes

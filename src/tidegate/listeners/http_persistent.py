@@ -228,6 +228,8 @@ class HttpPersistent:
         if (former := self._sessions.get(session.subscription_id)) is not None:
             former.end(TakenOver("K124", "the subscription goes on on another connection", "use one at a time"))
         self._sessions[session.subscription_id] = session
+        if self._is_stopping:
+            session.stop()
         return session
 
     def _close(self, session: PersistentSession) -> None:
