@@ -199,6 +199,8 @@ class Broker:
             tasks.create_task(self._native.stop(deadline_s))
             tasks.create_task(self._http.stop())
         await self._feeder.close(deadline_s)
+        if self._semantic is not None:
+            await self._semantic.flush()
         log.info("stopped")
 
 

@@ -146,9 +146,13 @@ class SemanticBroker:
         return shown
 
     async def stop(self) -> None:
-        """Tells the subscribers that it goes; what was changed is on the disk when it returns."""
+        """Takes no more over SSAP, and tells the subscribers there that it goes."""
         assert self._listener is not None
         await self._listener.stop()
+
+    async def flush(self) -> None:
+        """Returns when all changes are on the disk."""
+        assert self._listener is not None
         await asyncio.to_thread(self._listener.knowledge.graph.flush)
 
 

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from ssap_world import Kp, graph_of
 
 from tidegate import connect_sync
 
@@ -21,6 +23,7 @@ END_S = 60
 class ClusterUp:
     def __init__(self, data: Path) -> None:
         command = ["cluster", "up", "--data", str(data), "--native-port", "0", "--http-port", "0"]
+        command += ["--ssap-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidegate", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -28,6 +31,7 @@ class ClusterUp:
         ready = self.process.stdout.readline()
         assert ready, self.end()[1]
         self.native: str = json.loads(ready)["ready"]["native"]
+        self.port = urlsplit(json.loads(ready)["ready"]["ssap"]).port or 0
         self.coordinator: str = json.loads(ready)["ready"]["coordinator"]
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -71,6 +75,9 @@ def test_it_serves_grows_and_leaves_nothing_behind(cluster: ClusterUp) -> None:
         assert "matcher-1" not in replaced["slices"]
         broker.publish({"a": 3})
         assert next(iter(subscription)).notification == {"a": 3}
+        with broker.subscribe("p==is;change==added") as changes, Kp(cluster) as kp:
+            kp.ask("INSERT", graph_of("insert_graph", ("hall", "is", "warm")))
+            assert next(iter(changes)).notification["o"] == "warm"
     assert cluster.end()[0] == 0
     gone = cluster.command("layers")
     assert gone.returncode == 2
