@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import httpx
@@ -12,7 +13,7 @@ from http_client import code_of, open_client
 from openapi_spec_validator import validate
 from ssap_world import Kp, masks, triples_of
 
-from tidegate.listeners.http_sparql import LOAD_HEADERS
+from tidegate.listeners.http_sparql import FORM, LOAD_HEADERS
 
 QUERY, UPDATE = "application/sparql-query", "application/sparql-update"
 JSON = "application/sparql-results+json"
@@ -130,6 +131,7 @@ def test_the_load_is_told_with_every_answer(client: httpx.Client) -> None:
         ("POST", {"json": {"query": "ASK {}"}}, (415, "K120")),
         ("POST", {"content": b"ASK { \xff }", "headers": {"Content-Type": QUERY}}, (400, "K119")),
         ("POST", {"content": "ASK {}", "params": {"query": "A"}, "headers": {"Content-Type": QUERY}}, (400, "K119")),
+        ("POST", {"content": "&a" * 101, "headers": {"Content-Type": FORM}}, (400, "K119")),
         ("PUT", {"content": b"ASK {}"}, (405, "P318")),
     ],
 )  # fmt: skip
@@ -145,6 +147,7 @@ def test_what_is_refused(
     [
         ("text/turtle", b"<doc> <b> ", (400, "K123")),
         ("text/turtle", b"<doc> <b> '\xff' .", (400, "K123")),
+        ("text/turtle", b"<doc> <b> 'x'@somethingelse .", (400, "K123")),
         ("application/n-quads", b"<< <a> <b> <c> >> <d> <e> .", (400, "K123")),
         ("application/json", b"{}", (415, "K120")),
         ("", b"<doc> <b> <c> .", (415, "K120")),
@@ -152,6 +155,30 @@ def test_what_is_refused(
 )
 def test_documents_that_are_refused(client: httpx.Client, kind: str, body: bytes, refusal: tuple[int, str]) -> None:
     assert code_of(client.post("/v1/graph", content=body, headers={"Content-Type": kind})) == refusal
+
+
+def test_whatever_is_sent_is_answered(client: httpx.Client) -> None:
+    """Texts that somebody has cut, doubled and spoilt."""
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    texts = {
+        QUERY: b"PREFIX e: <http://e/> SELECT ?s (COUNT(*) AS ?n) { ?s e:p 'x'@en ; !(a|^e:q)* ?o . FILTER(?o > 1e0) }",
+        UPDATE: b"PREFIX e: <> DELETE { ?s <fuzz> ?o } INSERT { GRAPH <g> { ?s <fuzz> _:b } } WHERE { ?s <fuzz> ?o }",
+        "text/turtle": b'@prefix e: <http://e/> . <fuzz> a e:B ; e:p ( 1 [ e:q \'x\' ] """y"""^^e:t ) .',
+        "application/n-quads": b'<http://e/fuzz> <http://e/p> "x\\u0041"@en <http://e/g> .\n',
+    }
+    for _ in range(300):
+        kind, text = chance.choice(list(texts.items()))
+        body = bytearray(text)
+        for _ in range(chance.randrange(1, 5)):
+            at, length = chance.randrange(len(body) + 1), chance.randrange(12)
+            other = bytes(chance.randrange(256) for _ in range(chance.randrange(3)))
+            body[at : at + length] = chance.choice([b"", bytes(body[at : at + length]) * 2, other])
+        path = "/v1/sparql" if kind in (QUERY, UPDATE) else "/v1/graph"
+        answer = client.post(path, content=bytes(body), headers={"Content-Type": kind})
+        assert answer.status_code in (200, 400), f"seed {seed}: {bytes(body)!r}"
+        if answer.status_code == 400:
+            code_of(answer)
 
 
 def test_a_document_is_one_change(client: httpx.Client) -> None:

@@ -349,6 +349,8 @@ def _literal(text: str, datatype: str, language: str) -> ox.Literal:
         return ox.Literal(text, datatype=_node(datatype)) if datatype else ox.Literal(text)
     except UnicodeEncodeError as error:
         raise KnowledgeError("K101", f"{text[:60]!r} holds half a character", "send Unicode text as UTF-8") from error
+    except ValueError as error:
+        raise KnowledgeError("K123", f"{language[:60]!r} is no language", "write a tag such as en or de-AT") from error
 
 
 def _name(term: Uri | Blank, named: dict[str, Uri]) -> ox.NamedNode:

@@ -38,6 +38,7 @@ from tidegate.knowledge.terms import Mask, Triple
 log = logging.getLogger(__name__)
 
 QUESTIONS_REMEMBERED: Final = 4096
+SHARED_CHARACTERS_MAX: Final = 16 * 1024
 RESUME_S: Final = 60.0
 
 
@@ -171,7 +172,7 @@ class KnowledgeBase:
             case SubscribeJob():
                 return PoolRequest(ticket, Lane.SUBSCRIPTIONS, kp, is_service)
         question = job.question
-        if isinstance(question, SparqlQuery) and not is_repeatable(question.text):
+        if isinstance(question, SparqlQuery) and not _can_be_shared(question.text):
             return PoolRequest(ticket, Lane.QUERIES, kp, is_service)
         return PoolRequest(ticket, Lane.QUERIES, kp, is_service, question, self._masks_of(question))
 
@@ -255,3 +256,8 @@ class KnowledgeBase:
                 if (on_news := self._on_news.get(subscription_id)) is not None:
                     on_news()
         return delta
+
+
+def _can_be_shared(text: str) -> bool:
+    """Whether a query may be answered together with its equals; very long ones are not worth remembering."""
+    return len(text) <= SHARED_CHARACTERS_MAX and is_repeatable(text)

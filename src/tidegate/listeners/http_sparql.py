@@ -43,6 +43,7 @@ LOAD_HEADERS: Final = {
     "interval_s": "Tidegate-Interval-S",
     "spread_s": "Tidegate-Spread-S",
 }
+FIELDS_MAX: Final = 100
 # Longer results are written in a thread, so that others are served meanwhile.
 ROWS_AT_ONCE: Final = 1000
 _GRAPH_PARAMETERS: Final = frozenset(
@@ -78,7 +79,7 @@ class HttpSparql:
         kind = _media_type(request)
         beside = request.query_params.multi_items()
         if kind == FORM:
-            form = parse_qsl(text, keep_blank_values=True)
+            form = _form(text)
             what = "update" if any(name == "update" for name, _ in form) else "query"
             text = _the_one([*beside, *form], what)
         elif kind in (QUERY, UPDATE):
@@ -169,6 +170,13 @@ def _with_load(response: Response, load: dict[str, float]) -> Response:
     for name, value in load.items():
         response.headers[LOAD_HEADERS[name]] = f"{value:.6f}"
     return response
+
+
+def _form(text: str) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(text, keep_blank_values=True, max_num_fields=FIELDS_MAX)
+    except ValueError as error:
+        raise KnowledgeError("K119", f"the form has over {FIELDS_MAX} fields", "give one query or update") from error
 
 
 def _media_type(request: Request) -> str:
