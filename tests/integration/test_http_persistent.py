@@ -215,6 +215,8 @@ def test_a_name_outlives_the_connection_and_the_broker() -> None:
             subscriber.close()
         for number in (2, 3):
             update(client, f"INSERT DATA {{ <s> <p> {number} }}")
+        with open_query(broker, query, subscription=follower.id, sequence="1") as stranger:
+            assert stranger.receive()["reset"] is True, "it goes on by its name only"
         again = {"name": "dashboard", "sequence": "1"}
         with WebSocketClient(broker.http, path="/v1/persistent", query=again) as subscriber:
             assert subscriber.receive()["sequence"] == 1

@@ -37,6 +37,7 @@ NEVER_SEEN: Final = -1
 DIGEST_BITS: Final = 128
 _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 _PARAMETERS: Final = ("query", "s", "p", "o")
+_PREFIX: Final = "named "
 
 _encode = msgspec.json.Encoder().encode
 
@@ -158,7 +159,11 @@ class NamedQueries:
 
 
 def subscription_id(name: str) -> str:
-    return f"named {name}"
+    return _PREFIX + name
+
+
+def is_named(subscription_id: str) -> bool:
+    return subscription_id.startswith(_PREFIX)
 
 
 def question_of(parameters: Mapping[str, str]) -> Question:

@@ -32,7 +32,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from tidegate.errors import KnowledgeError, TidegateError, Unavailable
 from tidegate.knowledge.knowledge_base import Subscribed, SubscribeJob
-from tidegate.knowledge.named_queries import NamedQueries, NoSuchName, question_of, subscription_id
+from tidegate.knowledge.named_queries import NamedQueries, NoSuchName, is_named, question_of, subscription_id
 from tidegate.knowledge.persistent_query import Indication, Resumption
 from tidegate.knowledge.question import Question, Result, Row
 from tidegate.knowledge.result_formats import json_row
@@ -80,7 +80,9 @@ class PersistentSession:
 
     async def events(self) -> AsyncIterator[list[bytes]]:
         """What is told, until the broker stops; an empty list now and then while nothing is."""
-        yield [msgspec.json.encode(message) for message in self._first]
+        first, self._first = [msgspec.json.encode(message) for message in self._first], []
+        yield first
+        del first  # which may be large
         while True:
             self._wake.clear()
             if self._error is not None:
@@ -131,10 +133,10 @@ class PersistentSession:
         self._go_on(subscription_id, self._named.resume(name, last_sequence, self._wake.set), last_sequence)
 
     def _resume(self, subscription_id: str, last_sequence: int, question: Question) -> bool:
-        """Whether there is such a subscription, to the same question."""
-        queries = self._knowledge.queries
+        """Whether there is such a subscription, to the same question. One with a name goes on by its name only."""
         try:
-            if queries.question_of(subscription_id) != question:
+            is_same = self._knowledge.queries.question_of(subscription_id) == question
+            if not is_same or is_named(subscription_id):
                 return False
             resumption = self._knowledge.resume(subscription_id, last_sequence, self._wake.set)
         except KnowledgeError:
