@@ -118,6 +118,12 @@ class Reader:
         subprocess.run(["make", *dry, target], cwd=ROOT, env=self._environment, check=True, timeout=COMMAND_S)
 
 
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(has_knowledge=True) as process:
+        yield process
+
+
 @pytest.fixture
 def reader(tmp_path: Path) -> Iterator[Reader]:
     reader = Reader(free_port(), free_port(), tmp_path)

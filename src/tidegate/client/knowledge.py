@@ -49,7 +49,8 @@ class Knowledge:
         self._address = address
         self._host, self._port = parts.hostname, parts.port
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        # A connection for each call: its socket goes with the response.
+        self._headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def query(self, text: str, accept: str) -> Written:
         """The result, as one of the accepted media types."""
