@@ -45,7 +45,7 @@ def tidegate_broker(*flags: str) -> Iterator[Broker]:
 def broker_on(data: str, *flags: str) -> Iterator[Broker]:
     """The same on a data directory that stays."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
-    command = [sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0"]
+    command = [sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--ssap-port", "-1"]
     with Server([*command, "--data", data, "--log-level", "warning", *flags], clean) as server:
         ready = json.loads(server.read_line())["ready"]
         yield Broker(server.pid, ready["native"], ready["http"])

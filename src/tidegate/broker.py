@@ -40,6 +40,7 @@ from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import Definition
 from tidegate.queues.store import Store
 from tidegate.queues.stores.lmdb_store import LmdbStore
+from tidegate.semantic_broker import SemanticBroker
 
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,11 @@ MakeHost: TypeAlias = Callable[[Bounds, Callable[[], float], Callable[[Exception
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Where a broker listens, once it does."""
+    """Where a broker listens, once it does. Without a knowledge base there is no SSAP."""
 
     native: str
     http: str
+    ssap: str = ""
 
 
 class Broker:
@@ -73,6 +75,7 @@ class Broker:
         self._queues.on_change = self._bind
         self._queues.until_in_force = self._until_bound
         self._feeder = self._host.use_feeder(self._queues)
+        self._semantic = SemanticBroker(config, token, self._host, self._incarnation) if config.ssap_port >= 0 else None
         self._native = NativeListener(self._host, self._queues, config, token, self.status)
         self._http = HttpListener(
             self._host,
@@ -81,7 +84,7 @@ class Broker:
             token,
             self._incarnation,
             self.status,
-            make_registry(self._host.statistics),
+            make_registry(self._host.statistics, self._semantic.statistics if self._semantic else None),
         )
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
@@ -107,10 +110,14 @@ class Broker:
         async with asyncio.TaskGroup() as tasks:
             self._stop_on_signals()
             await self._until_bound()
+            named = await self._semantic.open() if self._semantic is not None else None
             native_port = await self._listen(self._native.start(tls), "native_port", self._config.native_port)
-            http_port = await self._listen(self._http.start(tasks), "http_port", self._config.http_port)
+            http_port = await self._listen(self._http.start(tasks, named), "http_port", self._config.http_port)
+            ssap_port = None
+            if self._semantic is not None:
+                ssap_port = await self._listen(self._semantic.start(tls), "ssap_port", self._config.ssap_port)
             ticking = tasks.create_task(self._tick())
-            on_ready(self._ready(native_port, http_port))
+            on_ready(self._ready(native_port, http_port, ssap_port))
             await self._stopping.wait()
             await self._shut_down()
             ticking.cancel()
@@ -137,6 +144,7 @@ class Broker:
             **self._host.status(),
             "load": {layer: asdict(statistics) for layer, statistics in self._host.statistics().items()},
             "queues": self._queues.activity(),
+            **({"knowledge": self._semantic.status()} if self._semantic is not None else {}),
         }
 
     def _bind(self, queue: str, definition: Definition | None, is_heard: bool) -> None:
@@ -160,16 +168,23 @@ class Broker:
                 f"choose another {setting}, 0 for any free one; is a broker running already?",
             ) from error
 
-    def _ready(self, native_port: int, http_port: int) -> Ready:
+    def _ready(self, native_port: int, http_port: int, ssap_port: int | None) -> Ready:
         host = f"[{self._config.bind}]" if ":" in self._config.bind else self._config.bind
         scheme, web = ("tidegate+tls", "https") if self._config.tls_cert else ("tidegate", "http")
-        return Ready(f"{scheme}://{host}:{native_port}", f"{web}://{host}:{http_port}")
+        return Ready(
+            f"{scheme}://{host}:{native_port}",
+            f"{web}://{host}:{http_port}",
+            f"ssap://{host}:{ssap_port}" if ssap_port is not None else "",
+        )
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             self._host.tick()
-            self._native.tick(asyncio.get_running_loop().time())
+            now_s = asyncio.get_running_loop().time()
+            self._native.tick(now_s)
+            if self._semantic is not None:
+                self._semantic.tick(now_s)
 
     def _stop_on_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -180,10 +195,14 @@ class Broker:
         log.info("shutting down drain_s=%g", self._config.drain_s)
         deadline_s = asyncio.get_running_loop().time() + self._config.drain_s
         await self._queues.stop()
+        if self._semantic is not None:
+            await self._semantic.stop()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._native.stop(deadline_s))
             tasks.create_task(self._http.stop())
         await self._feeder.close(deadline_s)
+        if self._semantic is not None:
+            await self._semantic.flush()
         log.info("stopped")
 
 

@@ -28,7 +28,8 @@ class RunningBroker:
 async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
     """`tidegate serve` on free ports with a data directory of its own, ended tidily whatever happens."""
     with tempfile.TemporaryDirectory(prefix="tidegate-data-") as data:
-        command = ("-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--log-level", "warning")
+        ports = ("--native-port", "0", "--http-port", "0", "--ssap-port", "-1")
+        command = ("-m", "tidegate", "serve", *ports, "--log-level", "warning")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *command,

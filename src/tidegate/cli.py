@@ -24,6 +24,7 @@ from tidegate.cluster_commands import add_cluster, add_slice
 from tidegate.command_line import add_client_options, add_command, connect_to, read_lines
 from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
 from tidegate.filters import Filter
+from tidegate.knowledge_commands import add_insert, add_knowledge, add_query
 from tidegate.notification import PAYLOAD, check, parse_value
 from tidegate.pipeline_commands import add_pipeline, add_spark_options, session
 from tidegate.queue_commands import add_queue
@@ -67,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         _add_pub,
         _add_sub,
         add_queue,
+        add_query,
+        add_insert,
+        add_knowledge,
         add_pipeline,
         add_cluster,
         add_slice,

@@ -64,6 +64,7 @@ def add_cluster(commands: Any) -> None:
     up.add_argument("--data", type=Path, default=Path("tidegate-data"), help="directory (default: tidegate-data)")
     up.add_argument("--native-port", type=int, default=7270, help="of the broker (default: 7270)")
     up.add_argument("--http-port", type=int, default=7271, help="of the broker (default: 7271)")
+    up.add_argument("--ssap-port", type=int, default=10_010, help="of its knowledge base (default: 10010; -1: none)")
 
 
 def _cluster_up(options: argparse.Namespace) -> int:
@@ -80,7 +81,8 @@ def _cluster_up(options: argparse.Namespace) -> int:
 
     async def run(coordinator: str) -> None:
         registry = options.registry or f"lmdb:{options.data / 'registry'}"
-        plan = Plan(coordinator, registry, str(options.data), options.native_port, options.http_port)
+        ports = (options.native_port, options.http_port, options.ssap_port)
+        plan = Plan(coordinator, registry, str(options.data), *ports)
         await Supervisor(plan, wanted, lambda ready: _show_cluster(coordinator, ready)).run()
 
     async def main() -> None:
@@ -96,8 +98,9 @@ def _cluster_up(options: argparse.Namespace) -> int:
 
 def _show_cluster(coordinator: str, ready: dict[str, str]) -> None:
     if terminal.is_for_people():
+        ssap = f"  SSAP         {ready['ssap']}\n" if ready["ssap"] else ""
         print(
-            f"the cluster is ready\n  native       {ready['native']}\n  HTTP         {ready['http']}\n"
+            f"the cluster is ready\n  native       {ready['native']}\n  HTTP         {ready['http']}\n{ssap}"
             f"  coordinator  {coordinator}\ntry: tidegate scale matchers=3 --coordinator {coordinator}\nCtrl-C ends it",
             flush=True,
         )

@@ -8,6 +8,7 @@ The token is no setting: it comes from a file or from `TIDEGATE_TOKEN`, and is n
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import ipaddress
@@ -19,15 +20,26 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from tidegate.errors import ConfigError
-from tidegate.notification import NOTIFICATION_BYTES_MAX
+from tidegate.filters import Filter
+from tidegate.notification import NOTIFICATION_BYTES_MAX, check
 
 ENVIRONMENT_PREFIX: Final = "TIDEGATE_"
 TOKEN_VARIABLE: Final = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_CHARACTERS_MIN: Final = 16
+MIRROR_WAYS: Final = ("graph", "notifications")
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class Mirror(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A rule of `tidegate.mirror`, as a table [[mirror]] in the file."""
+
+    to: Annotated[str, msgspec.Meta(pattern=f"^({'|'.join(MIRROR_WAYS)})$")]
+    subject: Annotated[str, msgspec.Meta(min_length=1)]
+    attributes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=32)]
+    filter: str = "*"
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -36,8 +48,10 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     bind: str = "127.0.0.1"
     native_port: Port = 7270
     http_port: Port = 7271
+    ssap_port: Annotated[int, msgspec.Meta(ge=-1, le=65_535)] = 10_010
     data: Annotated[str, msgspec.Meta(min_length=1)] = "tidegate-data"
     queue_store: Annotated[str, msgspec.Meta(pattern="^(lmdb|rediss?://.+)$")] = "lmdb"
+    mirror: tuple[Mirror, ...] = ()
     coordinator: Annotated[str, msgspec.Meta(pattern="^(|zk://.+)$")] = ""
     token_file: str = ""
     insecure: bool = False
@@ -70,8 +84,10 @@ HELP: Final[dict[str, str]] = {
     "bind": "address to listen on; beyond loopback a token is needed",
     "native_port": "port of the native protocol; 0 picks a free one and prints it",
     "http_port": "port of HTTP, WebSocket and server-sent events; 0 picks a free one and prints it",
-    "data": "directory of what is kept: queues and their messages; one broker at a time",
+    "ssap_port": "port of SSAP; 0 picks a free one and prints it, -1 is for a broker without a knowledge base",
+    "data": "directory of what is kept: queues and their messages, the knowledge base; one broker at a time",
     "queue_store": "where queues are kept: lmdb (in the data directory) or the address of a Redis, redis://host:port/0",
+    "mirror": "rules by which attributes become triples, or triples attributes (tables in the file; as text: JSON)",
     "coordinator": "take part in a cluster, whose ZooKeeper is at zk://host:port; empty for all layers in this process",
     "token_file": f"file with the token that clients must show (or {TOKEN_VARIABLE} in the environment)",
     "insecure": "listen beyond loopback without a token",
@@ -125,6 +141,7 @@ def load(
         origins[name] = Origin(_convert_text(name, value, flag) if isinstance(value, str) else value, flag)
     config = Config(**{name: origin.value for name, origin in origins.items()})
     _check_tls(config)
+    _check_mirrors(config)
     return config, origins
 
 
@@ -183,9 +200,12 @@ def _known(name: str, source: str) -> str:
 
 
 def _convert_text(name: str, text: str, source: str) -> Any:
-    """A value written as text, as in the environment: lists are separated by commas."""
+    """A value written as text, as in the environment: lists are separated by commas, tables written in JSON."""
     if name == "origins":
         return tuple(part.strip() for part in text.split(",") if part.strip())
+    if name == "mirror":
+        with contextlib.suppress(msgspec.DecodeError):  # then the text is a value of the wrong type
+            return _convert(name, msgspec.json.decode(text), source)
     return _convert(name, text, source, strict=False)
 
 
@@ -195,6 +215,20 @@ def _convert(name: str, value: Any, source: str, *, strict: bool = True) -> Any:
         return msgspec.convert(value, FIELDS[name].type, strict=strict)
     except msgspec.ValidationError as error:
         raise ConfigError("C404", f"{source}: {name} = {value!r}: {error}", f"{name}: {HELP[name]}") from error
+
+
+def _check_mirrors(config: Config) -> None:
+    """Filters and names as they may be; what is mirrored both ways would go round in circles."""
+    for rule in config.mirror:
+        Filter.parse(rule.filter)
+        check(dict.fromkeys((rule.subject, *rule.attributes), True))
+        if rule.subject in rule.attributes:
+            raise ConfigError("C404", f"mirror: {rule.subject!r} is its own subject", "take it from the attributes")
+    ways = [{name for rule in config.mirror if rule.to == to for name in rule.attributes} for to in MIRROR_WAYS]
+    if both := set.intersection(*ways):
+        raise ConfigError("C404", f"mirror: {sorted(both)} is mirrored both ways", "choose one way for an attribute")
+    if config.mirror and config.ssap_port < 0:
+        raise ConfigError("C404", "mirror needs the knowledge base", "choose an ssap_port, 0 for any free one")
 
 
 def _check_tls(config: Config) -> None:

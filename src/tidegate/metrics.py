@@ -1,8 +1,9 @@
-"""Metrics for Prometheus, made from the `statistics()` of slices and queues when somebody asks: the hot path counts
-integers."""
+"""Metrics for Prometheus, made from the `statistics()` of slices, queues and the knowledge base when somebody asks: the
+hot path counts integers."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final
@@ -77,6 +78,31 @@ QUEUE_METRICS: Final[dict[str, tuple[str, str]]] = {
 }
 
 
+# statistic of the knowledge base -> (metric, help)
+KNOWLEDGE_METRICS: Final[dict[tuple[str, ...], tuple[str, str]]] = {
+    ("triples",): ("triples", "Triples in the graph"),
+    ("connections",): ("connections", "Open connections of SSAP"),
+    ("queries", "subscriptions"): ("subscriptions", "Subscriptions of persistent queries"),
+    ("queries", "queries"): ("queries_open", "Distinct persistent queries"),
+    ("queries", "deltas"): ("changes_total", "Changes that changed something"),
+    ("queries", "asked"): ("queries_asked_again_total", "Evaluations of persistent queries that a change has caused"),
+    ("queries", "indications"): ("indications_total", "Indications given to subscribers"),
+    ("queries", "merged"): ("indications_merged_total", "Changes that were merged into one indication with others"),
+    ("pool", "joined"): ("requests_joined_total", "Queries that joined an equal one"),
+    ("pool", "cached"): ("requests_cached_total", "Queries that were answered from the cache"),
+    ("pool", "answers"): ("answers_cached", "Answers in the cache"),
+}
+
+# statistic of a lane of its request pool -> (metric, help), each with the label `lane`.
+LANE_METRICS: Final[dict[str, tuple[str, str]]] = {
+    "answered": ("requests_total", "Requests answered"),
+    "refused": ("requests_refused_total", "Requests refused because too many waited"),
+    "waiting": ("requests_waiting", "Requests that wait for a worker"),
+    "running": ("requests_running", "Requests that a worker works on"),
+    "processing_s": ("processing_seconds", "Mean processing time of the last requests"),
+}
+
+
 class BrokerCollector(Collector):
     """Reads the statistics of all layers at each scrape."""
 
@@ -88,6 +114,25 @@ class BrokerCollector(Collector):
         for (layer, statistic), (name, text) in METRICS.items():
             family = _family(name, text, [])
             family.add_metric([], layers[layer][statistic])
+            yield family
+
+
+class KnowledgeCollector(Collector):
+    """Reads the statistics of the knowledge base at each scrape."""
+
+    def __init__(self, statistics: Callable[[], Any]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterable[Metric]:
+        statistics = self._statistics()
+        for path, (name, text) in KNOWLEDGE_METRICS.items():
+            family = _family(f"knowledge_{name}", text, [])
+            family.add_metric([], functools.reduce(getattr, path, statistics))
+            yield family
+        for statistic, (name, text) in LANE_METRICS.items():
+            family = _family(f"knowledge_{name}", text, ["lane"])
+            for lane, of_lane in statistics.pool.lanes.items():
+                family.add_metric([lane], getattr(of_lane, statistic))
             yield family
 
 
@@ -105,9 +150,13 @@ class QueueCollector(Collector):
             yield family
 
 
-def make_registry(statistics: Callable[[], dict[str, Any]]) -> CollectorRegistry:
+def make_registry(
+    statistics: Callable[[], dict[str, Any]], knowledge: Callable[[], Any] | None = None
+) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(BrokerCollector(statistics))
+    if knowledge is not None:
+        registry.register(KnowledgeCollector(knowledge))
     ProcessCollector(registry=registry)
     GCCollector(registry=registry)
     return registry

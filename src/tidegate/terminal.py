@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,7 +39,8 @@ def note(text: str) -> None:
 
 def show_ready(ready: Ready) -> None:
     if is_for_people():
-        print(f"tidegate is ready\n  native  {ready.native}\n  HTTP    {ready.http}\nCtrl-C ends it", flush=True)
+        ssap = f"\n  SSAP    {ready.ssap}" if ready.ssap else ""
+        print(f"tidegate is ready\n  native  {ready.native}\n  HTTP    {ready.http}{ssap}\nCtrl-C ends it", flush=True)
     else:
         print_json({"ready": ready})
 
@@ -82,6 +83,52 @@ def show_message(message: Message) -> None:
             "device_sequence": message.device_sequence,
         }
     )
+
+
+def print_text(text: str) -> None:
+    """As it is, for programs; without what could steer a terminal, for people."""
+    if is_for_people():
+        text = "".join(_printable(line) + "\n" for line in text.splitlines())
+    print(text, end="", flush=True)
+
+
+def show_result(result: Mapping[str, Any]) -> None:
+    """The result of a query, in SPARQL's JSON: a table, or yes or no."""
+    if "boolean" in result:
+        print("yes" if result["boolean"] else "no", flush=True)
+    else:
+        _show_table(result["head"]["vars"], result["results"]["bindings"])
+
+
+def show_change_of_result(message: Mapping[str, Any]) -> None:
+    """A message of a persistent query: a result, or rows that came and went."""
+    if not is_for_people():
+        print_json(message)
+        return
+    if message.get("reset"):
+        note("what changed meanwhile is not known; this is the whole result")
+    if "result" in message:
+        _show_table(message["variables"], message["result"])
+    for sign, rows in (("-", message.get("removed", [])), ("+", message.get("added", []))):
+        for row in rows:
+            print(f"{sign} {write_row(row)}", flush=True)
+
+
+def write_row(row: Mapping[str, Any] | bool) -> str:
+    if isinstance(row, bool):
+        return "yes" if row else "no"
+    return write_attributes({name: term["value"] for name, term in row.items()})
+
+
+def _show_table(variables: Sequence[str], rows: Sequence[Any]) -> None:
+    if rows and isinstance(rows[0], bool):
+        print(write_row(rows[0]), flush=True)
+        return
+    lines = [[_printable(row[name]["value"]) if name in row else "" for name in variables] for row in rows]
+    widths = [max(map(len, column)) for column in zip(variables, *lines, strict=True)]
+    for line in (variables, ["-" * width for width in widths], *lines):
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip(), flush=True)
+    note(f"{len(rows)} row{'' if len(rows) == 1 else 's'}")
 
 
 def show_statistics(statistics: Mapping[str, Any]) -> None:
@@ -177,5 +224,5 @@ def _printable(text: str) -> str:
 
 def _write_setting(value: Any) -> str:
     if isinstance(value, tuple):
-        return ",".join(value) or "-"
+        return ",".join(map(str, value)) or "-"
     return str(value).lower() if isinstance(value, bool) else str(value) or "-"

@@ -18,14 +18,15 @@ SHUTDOWN_S = 30
 
 class BrokerProcess:
     """Use it in `with`; it is ended, by its process id, whatever happens. `start` after `kill` uses the same ports and
-    the same data directory."""
+    the same data directory. It serves a knowledge base where a test asks for one."""
 
-    def __init__(self, *flags: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(self, *flags: str, environment: dict[str, str] | None = None, has_knowledge: bool = False) -> None:
         self._flags = flags
         self._environment = environment or {}
         self._process: subprocess.Popen[str] | None = None
         self._data = tempfile.TemporaryDirectory(prefix="tidegate-test-")
         self._native_port = self._http_port = 0
+        self._ssap_port = 0 if has_knowledge else -1
         self.native = ""
         self.http = ""
 
@@ -58,6 +59,11 @@ class BrokerProcess:
     def http_port(self) -> int:
         return self._http_port
 
+    @property
+    def port(self) -> int:
+        """Of SSAP."""
+        return self._ssap_port
+
     def start(self) -> None:
         """Returns when the broker is ready."""
         ports = (
@@ -65,6 +71,8 @@ class BrokerProcess:
             str(self._native_port),
             "--http-port",
             str(self._http_port),
+            "--ssap-port",
+            str(self._ssap_port),
             "--data",
             self._data.name,
         )
@@ -80,6 +88,7 @@ class BrokerProcess:
         ready = json.loads(line)["ready"]
         self.native, self.http = ready["native"], ready["http"]
         self._native_port, self._http_port = urlsplit(self.native).port or 0, urlsplit(self.http).port or 0
+        self._ssap_port = urlsplit(ready["ssap"]).port or -1
 
     def is_up(self) -> bool:
         return self._process is not None and self._process.poll() is None

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 END_S = 60
 
@@ -16,6 +17,7 @@ class ClusterUp:
 
     def __init__(self, data: Path) -> None:
         command = ["cluster", "up", "--data", str(data), "--native-port", "0", "--http-port", "0"]
+        command += ["--ssap-port", "0"]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tidegate", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
@@ -24,6 +26,7 @@ class ClusterUp:
         assert ready, self.end()[1]
         self.native: str = json.loads(ready)["ready"]["native"]
         self.http: str = json.loads(ready)["ready"]["http"]
+        self.port = urlsplit(json.loads(ready)["ready"]["ssap"]).port or 0
         self.coordinator: str = json.loads(ready)["ready"]["coordinator"]
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -16,20 +16,23 @@ from http_client import SMALL_BUFFER_BYTES, WAIT_S, push_query
 
 
 class EventStream:
-    """The events of `GET /v1/stream`; in `with`, the subscription is live. `is_small` keeps the buffers small."""
+    """The events of `GET /v1/stream`, or of another path and query; in `with`, the subscription is live. `is_small`
+    keeps the buffers small."""
 
     def __init__(
         self,
         http: str,
-        subscription_filter: str,
+        subscription_filter: str = "*",
         policy: str = "drop-oldest",
         *,
         name: str | None = None,
         is_small: bool = False,
         tls: ssl.SSLContext | None = None,
+        path: str = "/v1/stream",
+        query: dict[str, str] | None = None,
     ) -> None:
-        self._url = f"{http}/v1/stream"
-        self._query = push_query(subscription_filter, policy, name)
+        self._url = http + path
+        self._query = query or push_query(subscription_filter, policy, name)
         self._buffers = [(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER_BYTES)] if is_small else []
         self._tls = tls
         self._open = ExitStack()

@@ -63,12 +63,21 @@ def metrics(client: httpx.Client) -> dict[str, float]:
 
 def queue_metrics(client: httpx.Client, queue: str) -> dict[str, float]:
     """The samples of one queue, by name without the prefix."""
+    return _labelled(client, "queue", queue, "tidegate_queue_")
+
+
+def lane_metrics(client: httpx.Client, lane: str) -> dict[str, float]:
+    """The samples of one lane of the knowledge base, by name without the prefix."""
+    return _labelled(client, "lane", lane, "tidegate_knowledge_")
+
+
+def _labelled(client: httpx.Client, label: str, value: str, prefix: str) -> dict[str, float]:
     families = text_string_to_metric_families(client.get("/metrics").raise_for_status().text)
     return {
-        sample.name.removeprefix("tidegate_queue_"): sample.value
+        sample.name.removeprefix(prefix): sample.value
         for family in families
         for sample in family.samples
-        if sample.labels.get("queue") == queue
+        if sample.labels.get(label) == value
     }
 
 

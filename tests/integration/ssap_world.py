@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 from xml.etree import ElementTree
 
 from tidegate.knowledge.graph import Graph
@@ -59,14 +60,29 @@ class SsapWorld:
         self.loop.close()
 
 
+class Listening(Protocol):
+    """Something with a port of SSAP."""
+
+    @property
+    def port(self) -> int: ...
+
+
 class Kp:
     """One connection of a KP."""
 
-    def __init__(self, world: SsapWorld, name: str = "KP1", receive_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        world: Listening,
+        name: str = "KP1",
+        receive_bytes: int | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self.name = name
         self.socket = socket.socket()
         if receive_bytes is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        if tls is not None:
+            self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.socket.settimeout(TIMEOUT_S)
         self.socket.connect(("127.0.0.1", world.port))
         self._data = b""

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from cluster_up import END_S, ClusterUp
+from ssap_world import Kp, graph_of
 
 from tidegate import connect_sync
 
@@ -51,6 +52,9 @@ def test_it_serves_grows_and_leaves_nothing_behind(cluster: ClusterUp) -> None:
         assert told["probes"] > 0
         broker.publish({"a": 4})
         assert next(iter(subscription)).notification == {"a": 4}
+        with broker.subscribe("p==is;change==added") as changes, Kp(cluster) as kp:
+            kp.ask("INSERT", graph_of("insert_graph", ("hall", "is", "warm")))
+            assert next(iter(changes)).notification["o"] == "warm"
     assert cluster.end()[0] == 0
     gone = cluster.command("layers")
     assert gone.returncode == 2

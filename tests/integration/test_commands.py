@@ -258,7 +258,7 @@ class TestServe:
         assert broker.http == f"http://127.0.0.1:{broker.http_port}"
 
     def test_tells_a_person_where_it_listens(self, tmp_path: Path) -> None:
-        flags = ("--native-port", "0", "--http-port", "0", "--data", str(tmp_path))
+        flags = ("--native-port", "0", "--http-port", "0", "--ssap-port", "0", "--data", str(tmp_path))
         with Running("serve", *flags, on_terminal=True) as running:
             shown = running.wait_for("Ctrl-C ends it")
             running.interrupt()
@@ -348,12 +348,16 @@ COMMANDS = [
     "config",
     "config check",
 ]
+COMMANDS += ["query", "insert", "knowledge", "knowledge dump", "knowledge restore"]
 COMMANDS += ["queue", *(f"queue {each}" for each in ("create", "list", "put", "take", "stats", "redrive", "drop"))]
 EXAMPLES = {
     "": "tidegate sub 'NO2>200;station^=2807'",
     "pub": "tidegate pub NO2=212",
     "sub": "tidegate sub '*'",
     "why": "tidegate why 'NO2>200'",
+    "query": "tidegate query 'SELECT ?room ?t { ?room <temperature> ?t }' --follow",
+    "insert": "tidegate insert hall temperature 19.5",
+    "knowledge dump": "tidegate knowledge dump facts.nq",
     "queue": "tidegate queue take alerts",
     "queue put": "tidegate queue put work 42",
     "queue take": "tidegate queue take work --follow",

@@ -1,7 +1,7 @@
 """Every command and snippet of README and docs/ does what the text says, against a real broker.
 
-Commands that run until they are interrupted (`tidegate serve`, `tidegate sub`) are started, must say something, and are
-interrupted at the end of their page. The ports of the text are replaced by free ones.
+Commands that run until they are interrupted (`tidegate serve`, `sub`, `query --follow`) are started, must say
+something, and are interrupted at the end of their page. The ports of the text are replaced by free ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-ENDLESS = re.compile(r"tidegate (serve|sub(?!.*--(?:count|forget)))\b")
+ENDLESS = re.compile(r"tidegate (serve|sub(?!.*--(?:count|forget))|query(?=.*--follow))\b")
 # Run by whoever runs this test, or too long to run inside it; each is checked to exist.
 MAKE_TARGETS_NOT_RUN = {"test", "test-unit", "soak", "simulate", "check", "setup", "bench"}
 # Jobs on Spark, which a page may have several of, take a minute on a busy machine.
@@ -57,6 +57,7 @@ class Reader:
         self._running: list[subprocess.Popen[str]] = []
         self._environment = clean_environment() | {
             "TIDEGATE_ADDRESS": f"tidegate://127.0.0.1:{native_port}",
+            "TIDEGATE_HTTP": f"http://127.0.0.1:{http_port}",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             # For `make run`, which people end with Ctrl-C.
             "MINUTES": "0.1",
@@ -64,6 +65,7 @@ class Reader:
         self._serve_environment = self._environment | {
             "TIDEGATE_NATIVE_PORT": str(native_port),
             "TIDEGATE_HTTP_PORT": str(http_port),
+            "TIDEGATE_SSAP_PORT": "0",
             "TIDEGATE_DATA": str(data),
         }
 
@@ -116,6 +118,12 @@ class Reader:
         target = command.split()[1]
         dry = ["--dry-run"] if target in MAKE_TARGETS_NOT_RUN else []
         subprocess.run(["make", *dry, target], cwd=ROOT, env=self._environment, check=True, timeout=COMMAND_S)
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerProcess]:
+    with BrokerProcess(has_knowledge=True) as process:
+        yield process
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ import tidegate
 from tidegate.errors import NotAllowed, TidegateError, Unavailable
 
 TOKEN = "a-token-that-is-long-enough"
-FREE_PORTS = ("--native-port", "0", "--http-port", "0")
+FREE_PORTS = ("--native-port", "0", "--http-port", "0", "--ssap-port", "0")
 
 
 def serve_and_fail(*flags: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:

@@ -35,7 +35,8 @@ class Rejected(Exception):
 
 
 class WebSocketClient:
-    """The messages of `/v1/subscribe`; in `with`, the subscription is live. `is_small` keeps the buffers small."""
+    """The messages of `/v1/subscribe`, or of another path and query; in `with`, the subscription is live. `is_small`
+    keeps the buffers small."""
 
     def __init__(
         self,
@@ -50,9 +51,13 @@ class WebSocketClient:
         tls: ssl.SSLContext | None = None,
         context: str | None = None,
         subprotocols: tuple[str, ...] = (),
+        query: dict[str, str] | None = None,
     ) -> None:
         self._address = urlsplit(http)
-        query = push_query(subscription_filter, policy, name) | ({"context": context} if context is not None else {})
+        if query is None:
+            query = push_query(subscription_filter, policy, name) | (
+                {"context": context} if context is not None else {}
+            )
         self._target = f"{path}?{urlencode(query)}"
         self._headers = headers or {}
         self._subprotocols = list(subprotocols)

@@ -254,7 +254,7 @@ def test_the_notification_of_what_a_mask_matches_satisfies_its_filter() -> None:
         triple = Triple(Uri(rng.choice(texts)), Uri(rng.choice(texts)), rng.choice([Uri, Literal])(rng.choice(texts)))
         mask = Mask(*(rng.choice([None, term]) for term in triple[:3]))  # type: ignore[arg-type]
         assert mask.matches(triple)
-        assert filter_of(mask).matches(notification_of(triple, "added"))
+        assert filter_of(mask).matches(notification_of(triple, "added", INDEXED_CHARACTERS_MAX))
 
 
 def test_long_texts_that_begin_alike_are_told_apart() -> None:

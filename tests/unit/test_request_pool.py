@@ -8,6 +8,7 @@ import pytest
 
 from tidegate.errors import Overloaded
 from tidegate.knowledge.graph import Delta
+from tidegate.knowledge.question import Result, Shape
 from tidegate.knowledge.request_pool import Answered, Lane, PoolRequest, PoolSettings, RequestPool
 from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
 
@@ -235,3 +236,22 @@ def test_fetches_spread_by_how_many_are_told() -> None:
     pool = RequestPool()
     assert pool.spread_s(1) == 0.0
     assert 0 < pool.spread_s(100) < pool.spread_s(1000)
+
+
+def test_the_answers_that_are_kept_have_a_bound_of_rows() -> None:
+    pool = RequestPool(PoolSettings(answer_rows_max=10))
+
+    def ask(ticket: int, key: str, rows: int) -> bool:
+        """Whether it was answered from the cache."""
+        if pool.on_request(query(ticket, key, masks=()), 0.0) is not None:
+            return True
+        pool.start(0.0)
+        pool.on_done(ticket, Result(Shape.NODES, [Uri("x")] * rows), 0.0)
+        return False
+
+    assert [ask(1, "a", 4), ask(2, "b", 4), ask(3, "a", 4)] == [False, False, True]
+    assert not ask(4, "c", 4)
+    assert ask(5, "a", 4), "the one that was not used for longest has gone"
+    assert not ask(6, "b", 4)
+    assert [ask(7, "huge", 11), ask(8, "huge", 11)] == [False, False]
+    assert pool.statistics().answers == 2

@@ -39,6 +39,7 @@ class Plan:
     data: str
     native_port: int
     http_port: int
+    ssap_port: int
 
 
 @dataclass(eq=False)
@@ -118,7 +119,8 @@ class Supervisor:
     def _arguments(self, kind: str) -> list[str]:
         plan = self._plan
         if kind == "serve":
-            ports = ["--native-port", str(plan.native_port), "--http-port", str(plan.http_port)]
+            chosen = {"native": plan.native_port, "http": plan.http_port, "ssap": plan.ssap_port}
+            ports = [text for name, port in chosen.items() for text in (f"--{name}-port", str(port))]
             return ["serve", "--coordinator", plan.coordinator, "--data", plan.data, *ports]
         return ["slice", kind, "--coordinator", plan.coordinator, "--registry", plan.registry, "--log-level", "warning"]
 

@@ -40,7 +40,7 @@ class ClusterProcesses:
             for kind in ("access-point", "matcher", "exit-point"):
                 await self.start(kind)
             flags = ("--coordinator", self.coordinator, "--data", str(self._data), "--log-level", "warning")
-            line = await self._run("serve", *flags, "--native-port", "0", "--http-port", "0")
+            line = await self._run("serve", *flags, "--native-port", "0", "--http-port", "0", "--ssap-port", "-1")
             self.address = json.loads(line)["ready"]["native"]
         except BaseException:
             await self._end()

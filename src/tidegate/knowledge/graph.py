@@ -53,6 +53,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _STRING: Final = "http://www.w3.org/2001/XMLSchema#string"
 _DEFAULT_GRAPH: Final = ox.DefaultGraph()
+# media type -> (format, whether it is one of those that dumps are written in)
+DOCUMENT_FORMATS: Final = {
+    "text/turtle": (ox.RdfFormat.TURTLE, False),
+    "application/trig": (ox.RdfFormat.TRIG, False),
+    "application/n-triples": (ox.RdfFormat.N_TRIPLES, True),
+    "application/n-quads": (ox.RdfFormat.N_QUADS, True),
+}
 _StoreTerm: TypeAlias = ox.NamedNode | ox.BlankNode | ox.Literal | ox.Triple
 
 
@@ -303,6 +310,21 @@ def read_rdf_xml(text: str) -> list[NewTriple]:
         ) from error
 
 
+def read_document(data: bytes, media_type: str) -> tuple[Triple, ...]:
+    """The triples of a document in one of `DOCUMENT_FORMATS`. Relative names in Turtle are taken as they are; in the
+    formats of dumps, which have none, names of the private scheme are what they stand for."""
+    form, is_dump = DOCUMENT_FORMATS[media_type]
+    named: dict[str, Uri] = {}
+    try:
+        parsed = ox.parse(data, form, base_iri=None if is_dump else PRIVATE_SCHEME, lenient=True)
+        quads = [_skolemised(quad, named) for quad in parsed]
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise KnowledgeError(
+            "K123", f"the document cannot be read: {error}", f"send well-formed {media_type}, in UTF-8"
+        ) from error
+    return tuple(_stored_triple(quad, text_of if is_dump else _text_in_document) for quad in quads)
+
+
 # From clients to the store.
 
 
@@ -327,6 +349,8 @@ def _literal(text: str, datatype: str, language: str) -> ox.Literal:
         return ox.Literal(text, datatype=_node(datatype)) if datatype else ox.Literal(text)
     except UnicodeEncodeError as error:
         raise KnowledgeError("K101", f"{text[:60]!r} holds half a character", "send Unicode text as UTF-8") from error
+    except ValueError as error:
+        raise KnowledgeError("K123", f"{language[:60]!r} is no language", "write a tag such as en or de-AT") from error
 
 
 def _name(term: Uri | Blank, named: dict[str, Uri]) -> ox.NamedNode:
@@ -384,12 +408,12 @@ def _read_triple(triple: ox.Triple | ox.Quad, text: Callable[[str], str] = text_
     return NewTriple(subject, predicate, _read_term(triple.object, text))
 
 
-def _stored_triple(quad: ox.Quad) -> Triple:
-    subject, predicate, found = _read_triple(quad)
+def _stored_triple(quad: ox.Quad, text: Callable[[str], str] = text_of) -> Triple:
+    subject, predicate, found = _read_triple(quad, text)
     assert isinstance(subject, Uri), "blank nodes are named before they are stored"
     assert not isinstance(found, Blank), "blank nodes are named before they are stored"
     graph = quad.graph_name
-    return Triple(subject, predicate, found, text_of(graph.value) if isinstance(graph, ox.NamedNode) else "")
+    return Triple(subject, predicate, found, text(graph.value) if isinstance(graph, ox.NamedNode) else "")
 
 
 def _delta(added: Iterable[ox.Quad], removed: Iterable[ox.Quad], named: dict[str, Uri]) -> Delta:

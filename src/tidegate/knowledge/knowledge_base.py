@@ -26,7 +26,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from tidegate.errors import KnowledgeError, TidegateError
+from tidegate.errors import KnowledgeError, Overloaded, TidegateError
 from tidegate.knowledge import question as questions
 from tidegate.knowledge.graph import Delta, Graph, NewTriple
 from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
@@ -38,6 +38,7 @@ from tidegate.knowledge.terms import Mask, Triple
 log = logging.getLogger(__name__)
 
 QUESTIONS_REMEMBERED: Final = 4096
+SHARED_CHARACTERS_MAX: Final = 16 * 1024
 RESUME_S: Final = 60.0
 
 
@@ -79,13 +80,14 @@ OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
 
 class KnowledgeBase:
     """To be used on the thread of an event loop. `on_answer` gets the answer, or a TidegateError, once; perhaps before
-    `submit` returns."""
+    `submit` returns. `check_room` raises Overloaded when `publish` should get no more deltas."""
 
     def __init__(
         self,
         graph: Graph,
         settings: PoolSettings | None = None,
         publish: Callable[[Delta], None] | None = None,
+        check_room: Callable[[], None] | None = None,
         resume_s: float = RESUME_S,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +97,7 @@ class KnowledgeBase:
         self.queries = PersistentQueries(lambda question: questions.ask(graph, question), self._masks_of)
         self.spread_s = 0.0  # over which those whom the last change concerns should spread their fetches
         self._publish = publish
+        self._check_room = check_room
         self._resume_s = resume_s
         self._now_s = now_s
         self._jobs: dict[int, tuple[Job, str, OnAnswer]] = {}
@@ -108,6 +111,8 @@ class KnowledgeBase:
         ticket = self._next_ticket
         try:
             request = self._request(ticket, kp, job, is_service)
+            if request.lane is Lane.CHANGES:
+                self._check_changes()
             answered = self.pool.on_request(request, self._now_s())
         except TidegateError as error:
             on_answer(error, None)
@@ -132,9 +137,9 @@ class KnowledgeBase:
         self._on_news[subscription_id] = on_news
         return resumption
 
-    def detach(self, subscription_id: str) -> None:
-        """Its connection is lost; it may come back."""
-        if self._on_news.pop(subscription_id, None) is not None:
+    def detach(self, subscription_id: str, is_kept: bool = False) -> None:
+        """Its connection is lost; it may come back, within `resume_s` unless it is kept."""
+        if self._on_news.pop(subscription_id, None) is not None and not is_kept:
             self._detached_s[subscription_id] = self._now_s()
 
     def unsubscribe(self, subscription_id: str) -> None:
@@ -151,6 +156,15 @@ class KnowledgeBase:
                 with contextlib.suppress(KnowledgeError):  # its question could be answered no more
                     self.queries.unsubscribe(subscription_id)
 
+    def _check_changes(self) -> None:
+        if self._check_room is None:
+            return
+        try:
+            self._check_room()
+        except Overloaded:
+            self.pool.count_refused(Lane.CHANGES)
+            raise
+
     def _request(self, ticket: int, kp: str, job: Job, is_service: bool) -> PoolRequest:
         match job:
             case ChangeJob() | UpdateJob():
@@ -158,7 +172,7 @@ class KnowledgeBase:
             case SubscribeJob():
                 return PoolRequest(ticket, Lane.SUBSCRIPTIONS, kp, is_service)
         question = job.question
-        if isinstance(question, SparqlQuery) and not is_repeatable(question.text):
+        if isinstance(question, SparqlQuery) and not _can_be_shared(question.text):
             return PoolRequest(ticket, Lane.QUERIES, kp, is_service)
         return PoolRequest(ticket, Lane.QUERIES, kp, is_service, question, self._masks_of(question))
 
@@ -242,3 +256,8 @@ class KnowledgeBase:
                 if (on_news := self._on_news.get(subscription_id)) is not None:
                     on_news()
         return delta
+
+
+def _can_be_shared(text: str) -> bool:
+    """Whether a query may be answered together with its equals; very long ones are not worth remembering."""
+    return len(text) <= SHARED_CHARACTERS_MAX and is_repeatable(text)

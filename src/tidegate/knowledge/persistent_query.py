@@ -135,8 +135,9 @@ class PersistentQueries:
         self._next_entry = 0
         self._deltas = self._asked = self._indications = self._merged = 0
 
-    def subscribe(self, subscription_id: str, owner: str, question: Question) -> Result:
-        """Opens a question under an id that nobody else has; its first result."""
+    def subscribe(self, subscription_id: str, owner: str, question: Question, sequence: int = 0) -> Result:
+        """Opens a question under an id that nobody else has; its first result. Indications are numbered on from
+        `sequence`."""
         assert subscription_id not in self._subscriptions, subscription_id
         if len(self._subscriptions) >= self._subscriptions_max:
             raise Overloaded(
@@ -147,7 +148,9 @@ class PersistentQueries:
                 "L651", f"{owner[:40]!r} has {self._subscriptions_per_owner_max} subscriptions", "end some of them"
             )
         query = self._queries.get(question) or self._open(question)
-        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(owner, query)
+        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(
+            owner, query, sequence
+        )
         self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
         return self._result(query)
 
@@ -221,6 +224,13 @@ class PersistentQueries:
         subscription.kept.append(Indication(subscription.sequence, difference, changes - 1))
         return Resumption(subscription.sequence, missed=subscription.kept[-1])
 
+    def skip(self, subscription_id: str) -> None:
+        """Leaves out a number: nobody can go on from the one before it."""
+        self._known(subscription_id).sequence += 1
+
+    def question_of(self, subscription_id: str) -> Question:
+        return self._known(subscription_id).query.question
+
     def result_of(self, subscription_id: str) -> Result:
         """The present result of an open question."""
         return self._result(self._known(subscription_id).query)
@@ -279,7 +289,7 @@ class PersistentQueries:
         if self._query_of_entry:
             changes = [(0, "added", triple) for triple in delta.added]
             changes += [(1, "removed", triple) for triple in delta.removed]
-            maps = [_encode(notification_of(triple, change)) for _, change, triple in changes]
+            maps = [_encode(notification_of(triple, change, INDEXED_CHARACTERS_MAX)) for _, change, triple in changes]
             starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)[:-1]
             offsets, entries = (found.tolist() for found in self._index.match_maps(b"".join(maps), starts))
             for (side, _, triple), start, end in zip(changes, offsets, offsets[1:], strict=False):
@@ -303,14 +313,14 @@ class PersistentQueries:
         return difference
 
 
-def notification_of(triple: Triple, change: str) -> dict[str, Value]:
-    """A changed triple as a notification, for filters."""
+def notification_of(triple: Triple, change: str, characters_max: int) -> dict[str, Value]:
+    """A changed triple as a notification, for filters; longer texts are cut."""
     return {
-        "s": triple.subject.text[:INDEXED_CHARACTERS_MAX],
-        "p": triple.predicate.text[:INDEXED_CHARACTERS_MAX],
-        "o": triple.object.text[:INDEXED_CHARACTERS_MAX],
+        "s": triple.subject.text[:characters_max],
+        "p": triple.predicate.text[:characters_max],
+        "o": triple.object.text[:characters_max],
         "change": change,
-        "graph": triple.graph[:INDEXED_CHARACTERS_MAX],
+        "graph": triple.graph[:characters_max],
     }
 
 

@@ -40,6 +40,11 @@ class Result(msgspec.Struct, frozen=True):
     rows: list[Row]
     variables: tuple[str, ...] = ()
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the terms in a row, where it has several."""
+        return ("s", "p", "o") if self.shape is Shape.TRIPLES else self.variables
+
     def with_rows(self, rows: list[Row]) -> Result:
         """Rows of the same shape."""
         return Result(self.shape, rows, self.variables)

@@ -28,6 +28,7 @@ import msgspec
 
 from tidegate.errors import Overloaded
 from tidegate.knowledge.graph import Delta
+from tidegate.knowledge.question import Result
 from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
 
 # The share of its time that a lane gives away as appointments, and the least that notifications leave of it.
@@ -55,6 +56,7 @@ class PoolSettings:
     requests_max: int = 10_000  # of a lane
     requests_per_kp_max: int = 1000
     answers_max: int = 4096
+    answer_rows_max: int = 1_000_000  # of all answers that are kept
 
 
 class PoolRequest(msgspec.Struct, frozen=True):
@@ -166,7 +168,7 @@ class RequestPool:
         self._shared: dict[Hashable, _Work] = {}
         self._running: dict[int, _Work] = {}
         self._requests_of_kp: dict[str, int] = {}
-        self._answers = _Answers(self._settings.answers_max)
+        self._answers = _Answers(self._settings.answers_max, self._settings.answer_rows_max)
         self._notifying_s = 0.0
         self._notified_s = 0.0
         self._joined = self._cached = 0
@@ -236,6 +238,10 @@ class RequestPool:
         lane = self._lanes[Lane.QUERIES]
         return 0.0 if fan_out <= lane.workers else fan_out * lane.processing_s / (lane.workers * LOAD_WANTED)
 
+    def count_refused(self, lane: Lane) -> None:
+        """A request that was refused before it came here."""
+        self._lanes[lane].refused += 1
+
     def statistics(self) -> PoolStatistics:
         return PoolStatistics(
             lanes={
@@ -303,8 +309,10 @@ class _Answers:
     """The latest answers, by their keys, until a change touches them. They are filed under the texts of their masks: a
     changed triple finds those that it touches by the eight masks that match it, however many answers there are."""
 
-    def __init__(self, answers_max: int) -> None:
+    def __init__(self, answers_max: int, rows_max: int) -> None:
         self._answers_max = answers_max
+        self._rows_max = rows_max
+        self._rows = 0
         self._answers: OrderedDict[Hashable, _CachedAnswer] = OrderedDict()
         self._keys_of: dict[_MaskTexts, dict[Hashable, None]] = {}
 
@@ -318,9 +326,13 @@ class _Answers:
 
     def add(self, key: Hashable, answer: _CachedAnswer) -> None:
         assert key not in self._answers, key
-        if len(self._answers) >= self._answers_max:
+        rows = _rows_in(answer)
+        if rows > self._rows_max:
+            return
+        while len(self._answers) >= self._answers_max or self._rows + rows > self._rows_max:
             self._remove(next(iter(self._answers)))
         self._answers[key] = answer
+        self._rows += rows
         for texts in _texts_of(answer.masks):
             self._keys_of.setdefault(texts, {})[key] = None
 
@@ -333,11 +345,17 @@ class _Answers:
                     self._remove(key)
 
     def _remove(self, key: Hashable) -> None:
-        for texts in _texts_of(self._answers.pop(key).masks):
+        answer = self._answers.pop(key)
+        self._rows -= _rows_in(answer)
+        for texts in _texts_of(answer.masks):
             keys = self._keys_of[texts]
             del keys[key]
             if not keys:
                 del self._keys_of[texts]
+
+
+def _rows_in(answer: _CachedAnswer) -> int:
+    return len(answer.answer.rows) if isinstance(answer.answer, Result) else 1
 
 
 def _texts_of(masks: tuple[Mask, ...] | None) -> set[_MaskTexts]:

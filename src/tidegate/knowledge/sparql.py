@@ -20,6 +20,7 @@ from tidegate.errors import KnowledgeError
 from tidegate.knowledge.terms import RDF, Literal, Mask, Uri, text_of
 
 TEXTS_REMEMBERED: Final = 256
+CHARACTERS_REMEMBERED_MAX: Final = 16 * 1024
 
 _NAME: Final = "[A-Za-z0-9_\u00b7-\U000effff]"
 _TOKEN: Final = re.compile(
@@ -73,9 +74,13 @@ class Operation(NamedTuple):
     where: str
 
 
-@lru_cache(TEXTS_REMEMBERED)
 def tokens_of(text: str) -> tuple[Token, ...]:
-    """Remembered, since each question about a text begins with them."""
+    """Remembered unless there are very many, since each question about a text begins with them."""
+    return _remembered_tokens(text) if len(text) <= CHARACTERS_REMEMBERED_MAX else tuple(_tokens(text))
+
+
+@lru_cache(TEXTS_REMEMBERED)
+def _remembered_tokens(text: str) -> tuple[Token, ...]:
     return tuple(_tokens(text))
 
 

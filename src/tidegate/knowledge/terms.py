@@ -31,6 +31,8 @@ _NOT_IN_PATH: Final = re.compile(
     + "".join(f"{chr(plane << 16)}-{chr((plane << 16) + 0xFFFD)}" for plane in range(1, 14))
     + "\U000e1000-\U000efffd]"
 )
+_NOT_IN_IRI: Final = re.compile(r'[\x00-\x20<>"{}|^`\\]')
+_ESCAPED: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 class Uri(msgspec.Struct, frozen=True, gc=False):
@@ -97,3 +99,19 @@ def text_of(iri: str) -> str:
 def skolem() -> Uri:
     """A name that nothing else has, for what came without one."""
     return Uri(uuid.uuid4().urn)
+
+
+def write_term(term: Term) -> str:
+    """As in N-Triples, Turtle and SPARQL."""
+    if isinstance(term, Uri):
+        return f"<{_NOT_IN_IRI.sub(_escape_in_iri, term.text)}>"
+    if isinstance(term, Blank):
+        return f"_:{term.label}"
+    text = f'"{term.text.translate(_ESCAPED)}"'
+    if term.language:
+        return f"{text}@{term.language}"
+    return f"{text}^^{write_term(Uri(term.datatype))}" if term.datatype else text
+
+
+def _escape_in_iri(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04X}"

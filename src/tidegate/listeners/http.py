@@ -30,13 +30,16 @@ from starlette.websockets import WebSocket
 from tidegate.config import Config, is_loopback
 from tidegate.errors import ProtocolError, TidegateError, Unavailable
 from tidegate.filters import Filter
+from tidegate.knowledge.named_queries import NamedQueries
 from tidegate.layers.embedded_host import BrokerHost
 from tidegate.listeners.gate import Gate
 from tidegate.listeners.http_connection import HttpConnection
 from tidegate.listeners.http_page import HttpPage
+from tidegate.listeners.http_persistent import HttpPersistent
 from tidegate.listeners.http_publish import HttpPublisher, read_body
-from tidegate.listeners.http_queues import HttpQueues
+from tidegate.listeners.http_queues import HttpQueues, route
 from tidegate.listeners.http_scale import HttpScale
+from tidegate.listeners.http_sparql import LOAD_HEADERS, HttpSparql
 from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.http_subscriptions import HttpSubscriptions
 from tidegate.listeners.json_response import error_response, json_response
@@ -87,12 +90,20 @@ class HttpListener:
         )
         self._app.router.redirect_slashes = False
         self._app.router.default = _no_route
+        self._persistent: HttpPersistent | None = None
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
-    async def start(self, tasks: asyncio.TaskGroup) -> int:
+    async def start(self, tasks: asyncio.TaskGroup, named: NamedQueries | None = None) -> int:
         """Listens; returns the port."""
         config = self._config
+        if named is not None:
+            self._persistent = HttpPersistent(named)
+            self._app.router.routes += [
+                *HttpSparql(named.knowledge, config).routes(),
+                WebSocketRoute("/v1/persistent", self._persistent.subscribe),
+                route("/v1/persistent", GET=self._persistent.stream, DELETE=self._persistent.drop),
+            ]
         # Bound here: uvicorn ends the process when it cannot listen.
         sockets = await _bind(config.bind, config.http_port)
         self._server = _Server(
@@ -127,6 +138,8 @@ class HttpListener:
         self._is_ready = False
         self._publisher.stop()
         self._subscriber.stop()
+        if self._persistent is not None:
+            self._persistent.stop()
         if self._server is None or self._serving is None:
             return
         for server in self._server.servers:
@@ -134,7 +147,7 @@ class HttpListener:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + self._config.drain_s
         # uvicorn would close WebSockets at once, whatever waits for them.
-        while len(self._subscriber) and loop.time() < deadline_s:
+        while (self._subscriber or self._persistent) and loop.time() < deadline_s:
             await asyncio.sleep(POLL_S)
         self._server.config.timeout_graceful_shutdown = max(1, math.ceil(deadline_s - loop.time()))
         self._server.should_exit = True
@@ -214,7 +227,7 @@ def _middleware(config: Config, token: str | None) -> list[Middleware]:
         allow_origins=config.origins,
         allow_methods=["GET", "POST", "PUT", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Tidegate-Publisher", "Tidegate-Sequence"],
-        expose_headers=["Retry-After"],
+        expose_headers=["Retry-After", *LOAD_HEADERS.values()],
     )
     return [cross_origin, gate]
 

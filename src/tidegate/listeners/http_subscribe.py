@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -139,6 +139,12 @@ class PushSession:
         return True
 
 
+class HasEvents(Protocol):
+    """Gives lists of encoded JSON objects until the broker stops, an empty list now and then."""
+
+    def events(self) -> AsyncIterator[list[bytes]]: ...
+
+
 Session: TypeAlias = PushSession | DurableSession
 
 
@@ -154,7 +160,7 @@ class HttpSubscriber:
     async def stream(self, request: Request) -> Response:
         """Server-sent events."""
         session = await self._open(request.query_params)
-        return EventStream(_server_sent_events(session), on_end=lambda: self._close(session))
+        return EventStream(server_sent_events(session), on_end=lambda: self._close(session))
 
     async def subscribe(self, websocket: WebSocket) -> None:
         """WebSocket."""
@@ -166,7 +172,7 @@ class HttpSubscriber:
         try:
             await websocket.accept()
             async with asyncio.TaskGroup() as tasks:
-                pushing = tasks.create_task(self._push(session, websocket))
+                pushing = tasks.create_task(push(session, websocket))
                 tasks.create_task(self._listen(session, websocket, pushing))
         except* WebSocketDisconnect:
             pass
@@ -200,16 +206,6 @@ class HttpSubscriber:
     async def _close(self, session: Session) -> None:
         self._sessions.discard(session)
         await session.close()
-
-    async def _push(self, session: Session, websocket: WebSocket) -> None:
-        try:
-            async for events in session.events():
-                for event in events:
-                    await websocket.send_text(event.decode())
-            await websocket.close(1001, "the broker is shutting down")
-        except TidegateError as error:
-            await websocket.send_text(msgspec.json.encode({"error": error.to_dict()}).decode())
-            await websocket.close(1008, error.code)
 
     async def _listen(self, session: Session, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
         """A subscriber may change its context, and leave."""
@@ -248,7 +244,19 @@ def _read_context(text: str) -> Context:
         ) from error
 
 
-async def _server_sent_events(session: Session) -> AsyncIterator[bytes]:
+async def push(session: HasEvents, websocket: WebSocket) -> None:
+    """Sends what a session has to tell, until the broker stops or an error ends it."""
+    try:
+        async for events in session.events():
+            for event in events:
+                await websocket.send_text(event.decode())
+        await websocket.close(1001, "the broker is shutting down")
+    except TidegateError as error:
+        await websocket.send_text(msgspec.json.encode({"error": error.to_dict()}).decode())
+        await websocket.close(1008, error.code)
+
+
+async def server_sent_events(session: HasEvents) -> AsyncIterator[bytes]:
     yield b": subscribed\n\n"
     try:
         async for events in session.events():

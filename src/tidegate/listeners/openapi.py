@@ -8,6 +8,7 @@ from typing import Any, Final
 from tidegate.config import Config
 from tidegate.layers.outbox import Policy
 from tidegate.listeners.http_scale import SLICES_MAX
+from tidegate.listeners.openapi_knowledge import knowledge_paths
 from tidegate.listeners.openapi_parts import (
     answer,
     get_operation,
@@ -39,6 +40,7 @@ def openapi_document(config: Config) -> dict[str, Any]:
             "/v1/subscribe": {"get": _subscribe()},
             "/v1/why": {"post": _why()},
             **queue_paths(),
+            **(knowledge_paths() if config.ssap_port >= 0 else {}),
             "/v1/layers": {"get": get_operation("Who serves what, in which epoch, with what load", {"type": "object"})},
             "/v1/scale": {"post": _scale()},
             "/healthz": {"get": get_operation("The process is up", _status())},

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any, Final
 
 _ERRORS: Final = {
-    400: "The request or its filter is malformed",
+    400: "The request, its filter or its SPARQL is malformed",
     401: "No token, or a wrong one",
     403: "A web page of another origin",
-    404: "There is no such queue or subscription",
-    409: "Another connection speaks for this publisher now, or the queue is not what is asked for",
+    404: "There is no such queue, subscription or named query",
+    406: "A result in no form that is accepted",
+    409: "Another connection speaks for this publisher now, or the queue or named query is not what is asked for",
     413: "The body is too large",
+    415: "A body of an unknown kind",
     422: "A notification, a message, a setting or a limit breaks the rules",
     426: "This is a WebSocket, and the request asks for no upgrade",
     429: "A limit is reached or a queue is full; Retry-After says when to come back",

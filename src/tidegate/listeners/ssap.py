@@ -17,13 +17,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import ssl
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from tidegate.errors import KnowledgeError, TidegateError
+from tidegate.errors import KnowledgeError, NotAllowed, TidegateError
 from tidegate.knowledge import ssap
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, Subscribed, SubscribeJob, UpdateJob
@@ -32,6 +33,7 @@ from tidegate.knowledge.question import Question, Result, SparqlQuery
 from tidegate.knowledge.request_pool import Load
 from tidegate.knowledge.sparql import is_update
 from tidegate.knowledge.ssap import Envelope, Status
+from tidegate.listeners.gate import check_token
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +42,8 @@ STALLED_S: Final = 60.0
 LINGER_S: Final = 1.0  # for what was written, when the broker closes
 # Requests of a connection that wait for those before them; more are left in the socket.
 REQUESTS_WAITING_MAX: Final = 64
+MEMBERS_MAX: Final = 100_000
+CONNECTIONS_MAX: Final = 10_000
 WRITE_BYTES: Final = 256 * 1024
 _Write: TypeAlias = Callable[[Any], dict[str, str]]  # from an answer to the parameters of its confirm
 _NO_SOLUTIONS: Final = ssap.write_solutions((), ())
@@ -48,17 +52,25 @@ _NO_SOLUTIONS: Final = ssap.write_solutions((), ())
 class SsapListener:
     """All SSAP connections of a broker."""
 
-    def __init__(self, knowledge: KnowledgeBase, keep_alive_s: float = KEEP_ALIVE_S) -> None:
+    def __init__(
+        self,
+        knowledge: KnowledgeBase,
+        token: str | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        keep_alive_s: float = KEEP_ALIVE_S,
+    ) -> None:
         self.knowledge = knowledge
+        self.connections_max = connections_max
         self.keep_alive_s = keep_alive_s
+        self.members = Members(token)
         self.connections: set[SsapConnection] = set()
         self.subscribers: dict[str, SsapConnection] = {}
         self._server: asyncio.Server | None = None
 
-    async def start(self, bind: str, port: int) -> int:
+    async def start(self, bind: str, port: int, tls: ssl.SSLContext | None = None) -> int:
         """Listens; returns the port."""
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: SsapConnection(self), bind, port, backlog=1024)
+        self._server = await loop.create_server(lambda: SsapConnection(self), bind, port, backlog=1024, ssl=tls)
         return int(self._server.sockets[0].getsockname()[1])
 
     def tick(self, now_s: float) -> None:
@@ -90,6 +102,33 @@ class SsapListener:
         await asyncio.sleep(0)
 
 
+class Members:
+    """Where there is a token: the KPs that have joined with it, each from its address. Libraries show their credentials
+    once, in JOIN, and open other connections for what follows. The one that was quiet for longest must join again when
+    there are too many."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+        self._joined: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def join(self, address: str, kp: str, credentials: str) -> None:
+        check_token(credentials, self._token)
+        if self._token is not None:
+            self._joined[address, kp] = None
+            if len(self._joined) > MEMBERS_MAX:
+                self._joined.popitem(last=False)
+
+    def check(self, address: str, kp: str) -> None:
+        if self._token is None:
+            return
+        if (address, kp) not in self._joined:
+            raise NotAllowed("A501", "a token is needed", "JOIN first, with the token as credentials")
+        self._joined.move_to_end((address, kp))
+
+    def leave(self, address: str, kp: str) -> None:
+        self._joined.pop((address, kp), None)
+
+
 class SsapConnection(asyncio.Protocol):
     """One connection: requests in their order, and the indications of the subscriptions that were made on it."""
 
@@ -109,13 +148,22 @@ class SsapConnection(asyncio.Protocol):
         self._is_broken = False
         self._is_writable = True
         self._moved_s = self._loop.time()
+        self._address = ""
+        self._can_half_close = True
 
     # The transport calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if len(self._listener.connections) >= self._listener.connections_max:
+            log.warning("connections_max=%d: an SSAP connection is refused", self._listener.connections_max)
+            cast(asyncio.Transport, transport).abort()
+            return
         # uvloop's transports have the methods, not the class.
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
+        peer = transport.get_extra_info("peername")
+        self._address = str(peer[0]) if peer else ""
+        self._can_half_close = transport.get_extra_info("ssl_object") is None
         self._listener.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
@@ -130,7 +178,7 @@ class SsapConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._is_at_end = True
         self._pump()
-        return True
+        return self._can_half_close
 
     def pause_writing(self) -> None:
         self._is_writable = False
@@ -202,11 +250,28 @@ class SsapConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _handle(self, request: ssap.Request | ssap.Malformed) -> None:
+        if isinstance(request, ssap.Malformed):
+            log.info("malformed message of %r: %s", request.envelope.node_id, request.error)
+            if (answer := ssap.refusal(request)) is not None:
+                self._write(answer)
+            return
+        try:
+            self._check(request)
+        except NotAllowed as error:
+            self._refuse(request.envelope, error)
+        else:
+            self._answer(request)
+
+    def _check(self, request: ssap.Request) -> None:
+        """Whether this KP may ask."""
+        kp = _owner(request.envelope)
+        if isinstance(request, ssap.Join):
+            self._listener.members.join(self._address, kp, request.credentials)
+        else:
+            self._listener.members.check(self._address, kp)
+
+    def _answer(self, request: ssap.Request) -> None:
         match request:
-            case ssap.Malformed():
-                log.info("malformed message of %r: %s", request.envelope.node_id, request.error)
-                if (answer := ssap.refusal(request)) is not None:
-                    self._write(answer)
             case ssap.Join():
                 self._write(ssap.confirm(request.envelope, Status.SUCCESS))
             case ssap.Leave():
@@ -244,6 +309,7 @@ class SsapConnection(asyncio.Protocol):
 
     def _leave(self, request: ssap.Leave) -> None:
         self._write(ssap.confirm(request.envelope, Status.SUCCESS))
+        self._listener.members.leave(self._address, _owner(request.envelope))
         for subscription_id in self._knowledge.queries.subscriptions_of(_owner(request.envelope)):
             self._listener.end_subscription(subscription_id, Status.SUCCESS)
 

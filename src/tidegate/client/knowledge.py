@@ -1,0 +1,153 @@
+"""The knowledge base of a broker, over its HTTP listener: ask, change, and follow a question. Needs nothing but Python.
+
+Calls block. `follow` goes on by itself when the connection is lost: it asks for what it missed, and where the broker
+does not know that any more, gives a whole result again.
+
+What may go wrong: nobody answers at the address (U701), the connection is lost in the middle (U704), and whatever the
+broker refuses.
+"""
+
+from __future__ import annotations
+
+import http
+import http.client
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode, urlsplit
+
+import msgspec
+
+from tidegate.client.link import to_exception
+from tidegate.errors import ConfigError, TidegateError, Unavailable
+from tidegate.frames import ErrorBody
+
+DEFAULT_HTTP: Final = "http://127.0.0.1:7271"
+CONNECT_S: Final = 2.0
+# The broker says something every 15 s to whoever follows a question.
+SILENT_S: Final = 45.0
+RECONNECT_S: Final = 1.0
+
+
+class Written(NamedTuple):
+    """A result."""
+
+    media_type: str
+    body: bytes
+
+
+class _Refusal(msgspec.Struct):
+    error: ErrorBody
+
+
+class Knowledge:
+    def __init__(self, address: str = DEFAULT_HTTP, token: str | None = None) -> None:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+            raise ConfigError("C411", f"{address!r} is no address of HTTP", f"write it as {DEFAULT_HTTP}")
+        self._address = address
+        self._host, self._port = parts.hostname, parts.port
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        # A connection for each call: its socket goes with the response.
+        self._headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
+
+    def query(self, text: str, accept: str) -> Written:
+        """The result, as one of the accepted media types."""
+        return self._read("/v1/sparql", text.encode(), {"Content-Type": "application/sparql-query", "Accept": accept})
+
+    def update(self, text: str) -> dict[str, Any]:
+        """What has changed: `added` and `removed` triples, and the load of the knowledge base."""
+        return self._change("/v1/sparql", text.encode(), "application/sparql-update")
+
+    def insert(self, document: bytes, media_type: str) -> dict[str, Any]:
+        """The same for the triples of a document."""
+        return self._change("/v1/graph", document, media_type)
+
+    def follow(self, text: str) -> Iterator[dict[str, Any]]:
+        """The messages of a persistent query, as docs/knowledge.md has them: a result, then what changes in it."""
+        resuming: dict[str, str] = {}
+        while True:
+            try:
+                response = self._open("GET", f"/v1/persistent?{urlencode({'query': text} | resuming)}", SILENT_S)
+                for message in _messages(response):
+                    resuming["sequence"] = str(message["sequence"])
+                    if "subscription" in message:
+                        resuming["subscription"] = message["subscription"]
+                    yield message
+            except Unavailable:
+                if not resuming:
+                    raise
+            time.sleep(RECONNECT_S)
+
+    def _change(self, path: str, body: bytes, media_type: str) -> dict[str, Any]:
+        answer = self._read(path, body, {"Content-Type": media_type})
+        return msgspec.json.decode(answer.body, type=dict[str, Any])
+
+    def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Written:
+        with self._open("POST", path, None, body, headers) as response:
+            try:
+                return Written(response.headers.get_content_type(), response.read())
+            except (OSError, http.client.HTTPException) as error:
+                raise _lost(error) from error
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        silent_s: float | None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> http.client.HTTPResponse:
+        connection = self._connect()
+        try:
+            assert connection.sock is not None
+            connection.sock.settimeout(silent_s)
+            connection.request(method, path, body, self._headers | dict(headers or {}))
+            response = connection.getresponse()
+            refusal = response.read() if response.status != http.HTTPStatus.OK else None
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise _lost(error) from error
+        if refusal is not None:
+            raise self._refused(response.status, refusal)
+        return response
+
+    def _connect(self) -> http.client.HTTPConnection:
+        connection = (
+            http.client.HTTPConnection(self._host, self._port, timeout=CONNECT_S)
+            if self._tls is None
+            else http.client.HTTPSConnection(self._host, self._port, timeout=CONNECT_S, context=self._tls)
+        )
+        try:
+            connection.connect()
+        except OSError as error:
+            raise Unavailable(
+                "U701", f"no broker answers at {self._address} ({error})", "start one with: tidegate serve"
+            ) from error
+        return connection
+
+    def _refused(self, status: int, body: bytes) -> TidegateError:
+        try:
+            return to_exception(msgspec.json.decode(body, type=_Refusal).error)
+        except msgspec.MsgspecError:
+            return Unavailable("U701", f"{self._address} answers {status}", "is it the HTTP address of a broker?")
+
+
+def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events, until the broker ends them or the connection is lost; an error is raised."""
+    try:
+        for line in response:
+            if line.startswith(b"data: "):
+                message = msgspec.json.decode(line.removeprefix(b"data: "), type=dict[str, Any])
+                if "error" in message:
+                    raise to_exception(msgspec.convert(message["error"], ErrorBody))
+                yield message
+    except (OSError, http.client.HTTPException):
+        return
+    finally:
+        response.close()
+
+
+def _lost(error: Exception) -> Unavailable:
+    return Unavailable("U704", f"the connection was lost ({error or type(error).__name__})", "try again")

@@ -1,0 +1,104 @@
+"""Results as the W3C writes them: JSON, XML, CSV and TSV for solutions and for yes or no, N-Triples for triples.
+
+A URI is written as its client knows it, also where it is no absolute IRI. N-Triples are Turtle as well, so one writer
+serves both names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from tidegate.knowledge.question import Result, Row, Shape
+from tidegate.knowledge.ssap import write_result
+from tidegate.knowledge.terms import Blank, Term, Uri, write_term
+
+_QUOTED_IN_CSV: Final = re.compile('[",\r\n]')
+
+
+def json_row(result: Result, row: Row) -> Any:
+    """One row: terms by their variables, a triple as if it had been asked for with ?s ?p ?o, or yes or no."""
+    if isinstance(row, bool):
+        return row
+    assert isinstance(row, tuple), "WQL has no place in HTTP"
+    return {name: _json_term(term) for name, term in zip(result.names, row, strict=False) if term is not None}
+
+
+def write_json(result: Result) -> bytes:
+    if result.shape is Shape.TRUTH:
+        return msgspec.json.encode({"head": {}, "boolean": result.rows[0]})
+    bindings = [json_row(result, row) for row in result.rows]
+    return msgspec.json.encode({"head": {"vars": result.variables}, "results": {"bindings": bindings}})
+
+
+def write_xml(result: Result) -> bytes:
+    return b'<?xml version="1.0"?>\n' + write_result(result).encode("ascii")
+
+
+def write_csv(result: Result) -> bytes:
+    """Values without their types, as the standard wants it. A yes or no is one word."""
+    return _lines(result, "\r\n", ",", str, _csv_term)
+
+
+def write_tsv(result: Result) -> bytes:
+    """Terms as in Turtle."""
+    return _lines(result, "\n", "\t", "?{}".format, lambda term: "" if term is None else write_term(term))
+
+
+def write_n_triples(result: Result) -> bytes:
+    rows: Iterable[Any] = result.rows
+    return "".join(f"{' '.join(map(write_term, row[:3]))} .\n" for row in rows).encode()
+
+
+# What a result may be written as, by media type; the first is what somebody gets who does not care.
+SOLUTION_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
+    "application/sparql-results+json": write_json,
+    "application/json": write_json,
+    "application/sparql-results+xml": write_xml,
+    "application/xml": write_xml,
+    "text/csv": write_csv,
+    "text/tab-separated-values": write_tsv,
+}
+TRIPLE_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
+    "text/turtle": write_n_triples,
+    "application/n-triples": write_n_triples,
+}
+
+
+def formats_of(result: Result) -> dict[str, Callable[[Result], bytes]]:
+    return TRIPLE_FORMATS if result.shape is Shape.TRIPLES else SOLUTION_FORMATS
+
+
+def _json_term(term: Any) -> dict[str, str]:
+    if isinstance(term, Uri):
+        return {"type": "uri", "value": term.text}
+    if isinstance(term, Blank):
+        return {"type": "bnode", "value": term.label}
+    shown = {"type": "literal", "value": term.text}
+    if term.language:
+        return shown | {"xml:lang": term.language}
+    return shown | {"datatype": term.datatype} if term.datatype else shown
+
+
+def _lines(
+    result: Result,
+    newline: str,
+    comma: str,
+    write_variable: Callable[[str], str],
+    write: Callable[[Term | None], str],
+) -> bytes:
+    if result.shape is Shape.TRUTH:
+        return f"{str(result.rows[0]).lower()}{newline}".encode()
+    rows: Iterable[Any] = result.rows
+    head = comma.join(map(write_variable, result.variables))
+    return newline.join([head, *(comma.join(map(write, row)) for row in rows), ""]).encode()
+
+
+def _csv_term(term: Term | None) -> str:
+    if term is None:
+        return ""
+    text = f"_:{term.label}" if isinstance(term, Blank) else term.text
+    return '"' + text.replace('"', '""') + '"' if _QUOTED_IN_CSV.search(text) else text

@@ -1,0 +1,212 @@
+"""`tidegate query` and `insert`: ask and change the knowledge base of a broker; `tidegate knowledge`: copies of it.
+
+`query` and `insert` speak HTTP. `knowledge dump` and `restore` work on the data directory of a broker that is not
+running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from tidegate import config as settings
+from tidegate import terminal
+from tidegate.client.knowledge import DEFAULT_HTTP, Knowledge
+from tidegate.command_line import add_command, add_token_file
+from tidegate.errors import ConfigError, KnowledgeError
+from tidegate.knowledge import DIRECTORY
+from tidegate.knowledge.terms import Literal, Uri, write_term
+
+FORMATS: Final = {
+    "json": "application/sparql-results+json",
+    "xml": "application/sparql-results+xml",
+    "csv": "text/csv",
+    "tsv": "text/tab-separated-values",
+    "turtle": "text/turtle",
+    "ntriples": "application/n-triples",
+}
+# The last is for CONSTRUCT and DESCRIBE, which are no table.
+TABLE: Final = f"{FORMATS['json']}, {FORMATS['turtle']};q=0.9"
+DOCUMENTS: Final = {
+    ".ttl": "text/turtle",
+    ".trig": "application/trig",
+    ".nt": "application/n-triples",
+    ".nq": "application/n-quads",
+}
+# Formats of one triple a line, whose files may be longer than a request.
+LINES: Final = (".nt", ".nq")
+REQUEST_BYTES: Final = 1024 * 1024
+
+_BARE_OBJECT: Final = re.compile(r"[+-]?(?:[0-9]+|[0-9]*\.[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+)|true|false")
+
+
+def add_query(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "query",
+        _query,
+        "Ask the knowledge base, in SPARQL.",
+        "tidegate query 'SELECT ?room ?t { ?room <temperature> ?t }'\n"
+        "tidegate query 'SELECT ?room ?t { ?room <temperature> ?t }' --follow\n"
+        "tidegate query 'CONSTRUCT { ?s ?p ?o } { ?s ?p ?o }' --format ntriples > facts.nt\n"
+        "docs/knowledge.md explains the knowledge base.",
+    )
+    parser.add_argument("text", metavar="SPARQL", help="SELECT, ASK, CONSTRUCT or DESCRIBE")
+    parser.add_argument(
+        "--format",
+        choices=("table", *FORMATS),
+        help="how it is written (default: a table on a terminal, json or turtle in a pipe)",
+    )
+    parser.add_argument("--follow", action="store_true", help="then show what changes in the result, until Ctrl-C")
+    _add_http_options(parser)
+
+
+def _query(options: argparse.Namespace) -> int:
+    knowledge = _knowledge(options)
+    if options.follow:
+        if options.format is not None:
+            raise ConfigError("C417", "--follow has a format of its own", "leave --format out")
+        _follow(knowledge, options.text)
+    wanted = options.format or ("table" if terminal.is_for_people() else None)
+    result = knowledge.query(options.text, TABLE if wanted in (None, "table") else FORMATS[wanted])
+    if wanted == "table" and result.media_type == FORMATS["json"]:
+        terminal.show_result(msgspec.json.decode(result.body))
+    else:
+        terminal.print_text(result.body.decode())
+    return 0
+
+
+def _follow(knowledge: Knowledge, text: str) -> NoReturn:
+    messages = knowledge.follow(text)
+    terminal.show_change_of_result(next(messages))
+    terminal.note("following what changes; Ctrl-C ends it")
+    while True:
+        terminal.show_change_of_result(next(messages))
+
+
+def add_insert(commands: Any) -> None:
+    parser = add_command(
+        commands,
+        "insert",
+        _insert,
+        "Insert a triple into the knowledge base, or those of a file; or change it by an update in SPARQL.",
+        "tidegate insert hall temperature 19.5\n"
+        "tidegate insert hall partOf '<house>'      # <…> is a URI, as subjects and predicates always are\n"
+        "tidegate insert hall number '\"12\"'         # quotes make a text of what looks like a number\n"
+        "tidegate insert --file facts.ttl\n"
+        "tidegate insert --update 'DELETE WHERE { <hall> ?p ?o }'",
+    )
+    parser.add_argument("triple", nargs="*", metavar="S P O", help="subject, predicate and object")
+    parser.add_argument("--file", type=Path, help=f"a file of triples: {', '.join(DOCUMENTS)}")
+    parser.add_argument("--update", metavar="SPARQL", help="INSERT DATA, DELETE … INSERT … WHERE, and so on")
+    _add_http_options(parser)
+
+
+def _insert(options: argparse.Namespace) -> int:
+    given = [options.triple or None, options.file, options.update]
+    if sum(each is not None for each in given) != 1 or len(options.triple) not in (0, 3):
+        raise ConfigError("C417", "there is not one change", "give S P O, or --file, or --update")
+    knowledge = _knowledge(options)
+    if options.file is not None:
+        changes = [knowledge.insert(part, DOCUMENTS[options.file.suffix]) for part in _parts(options.file)]
+    elif options.update is not None:
+        changes = [knowledge.update(options.update)]
+    else:
+        changes = [knowledge.update(f"INSERT DATA {{ {_written(*options.triple)} }}")]
+    added, removed = (sum(change[name] for change in changes) for name in ("added", "removed"))
+    terminal.note(f"{added} triples added, {removed} removed")
+    if not terminal.is_for_people():
+        terminal.print_json({"added": added, "removed": removed})
+    return 0
+
+
+def add_knowledge(commands: Any) -> None:
+    text = "Copy the knowledge base of a broker that is not running, or make it what a copy says."
+    parser = commands.add_parser("knowledge", help=text, description=text)
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, run, text, example in (
+        ("dump", _dump, "Write all triples to a file.", "tidegate knowledge dump facts.nq"),
+        ("restore", _restore, "Make the knowledge base what a file says.", "tidegate knowledge restore facts.nq"),
+    ):
+        action = add_command(actions, name, run, text, example)
+        action.add_argument("file", type=Path, metavar="FILE", help="of N-Quads")
+        default = os.environ.get("TIDEGATE_DATA", settings.Config().data)
+        action.add_argument("--data", default=default, help=f"the broker's data directory (default: {default})")
+
+
+def _dump(options: argparse.Namespace) -> int:
+    directory = Path(options.data) / DIRECTORY
+    if not directory.exists():
+        raise KnowledgeError("K107", f"there is no graph in {str(directory)!r}", "name the broker's --data")
+    graph = _open_graph(options.data)
+    graph.dump(options.file)
+    terminal.note(f"{len(graph)} triples are in {options.file}")
+    return 0
+
+
+def _restore(options: argparse.Namespace) -> int:
+    graph = _open_graph(options.data)
+    delta = graph.restore(options.file)
+    graph.flush()
+    terminal.note(f"{len(delta.added)} triples added, {len(delta.removed)} removed, {len(graph)} in all")
+    return 0
+
+
+def _open_graph(data: str) -> Any:
+    try:
+        from tidegate.knowledge.graph import Graph
+    except ImportError as error:
+        raise ConfigError(
+            "C412", f"the knowledge base needs {error.name}, which is not installed", "pip install 'tidegate[server]'"
+        ) from error
+    return Graph(Path(data) / DIRECTORY)
+
+
+def _add_http_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--http",
+        default=os.environ.get("TIDEGATE_HTTP", DEFAULT_HTTP),
+        help=f"where the broker's HTTP is (default: TIDEGATE_HTTP, or {DEFAULT_HTTP})",
+    )
+    add_token_file(parser)
+
+
+def _knowledge(options: argparse.Namespace) -> Knowledge:
+    chosen = settings.Config(token_file=str(options.token_file or ""))
+    return Knowledge(options.http, settings.read_token(chosen, os.environ))
+
+
+def _written(subject: str, predicate: str, found: str) -> str:
+    """A triple as people type it, in SPARQL."""
+    names = " ".join(write_term(Uri(_bare(text))) for text in (subject, predicate))
+    if found.startswith("<") and found.endswith(">"):
+        return f"{names} {write_term(Uri(_bare(found)))}"
+    if _BARE_OBJECT.fullmatch(found):
+        return f"{names} {found}"
+    is_quoted = len(found) >= 2 and found[0] == found[-1] == '"'
+    return f"{names} {write_term(Literal(found[1:-1] if is_quoted else found))}"
+
+
+def _bare(text: str) -> str:
+    return text[1:-1] if text.startswith("<") and text.endswith(">") else text
+
+
+def _parts(file: Path) -> Iterator[bytes]:
+    """What is sent at once: whole lines where the format has one triple in each, else everything."""
+    if file.suffix not in DOCUMENTS:
+        raise KnowledgeError("K120", f"{file} is of no kind that is known", f"name it {', '.join(DOCUMENTS)}")
+    try:
+        with file.open("rb") as lines:
+            if file.suffix not in LINES:
+                yield lines.read()
+                return
+            while part := lines.readlines(REQUEST_BYTES):
+                yield b"".join(part)
+    except OSError as error:
+        raise KnowledgeError("K123", f"{file} cannot be read: {error}", "name a readable file") from error

@@ -1,0 +1,254 @@
+"""Persistent queries: `/v1/persistent?query=SELECT …`, or a mask, `?s=…&p=…&o=…` or some of these.
+
+They are pushed over WebSocket, or as server-sent events to whoever asks for no upgrade.
+
+The first message is `{"subscription", "sequence": 0, "variables", "result": [row, …], …load}`, each later one
+`{"sequence": n, "added": [row, …], "removed": [row, …], "merged": m, "spread_s": t}`. A row has terms as in SPARQL's
+JSON, by their variables; that of an ASK is true or false. While a peer does not read, its changes wait in the knowledge
+base and are merged: nobody else notices.
+
+Who has lost the connection gives `&subscription=…&sequence=n` with the same question, within a minute: what was missed
+comes as one message, after `{"subscription", "sequence": n, "variables"}`. Where that is not possible, the first
+message has `"reset": true` and a whole result. A WebSocket that its peer closes with 1000 ends its subscription.
+
+With `&name=…` it is kept until it is dropped (`named_queries`): who comes back gives the name, and `&sequence=n`.
+
+What may go wrong: no question or two (K122); what the knowledge base refuses; a result that can be asked for no more,
+such as one that has grown too large (K117, in a last message); a peer that comes back while its former connection seems
+to be there, which is then ended (K124).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from tidegate.errors import KnowledgeError, TidegateError, Unavailable
+from tidegate.knowledge.knowledge_base import Subscribed, SubscribeJob
+from tidegate.knowledge.named_queries import NamedQueries, NoSuchName, is_named, question_of, subscription_id
+from tidegate.knowledge.persistent_query import Indication, Resumption
+from tidegate.knowledge.question import Question, Result, Row
+from tidegate.knowledge.result_formats import json_row
+from tidegate.listeners.http_sparql import kp_of, submit
+from tidegate.listeners.http_subscribe import EventStream, push, server_sent_events
+from tidegate.listeners.json_request import parse_number
+from tidegate.listeners.json_response import error_response
+
+KEEP_ALIVE_S: Final = 15.0
+ENDED_FOR_GOOD: Final = 1000
+
+
+class TakenOver(KnowledgeError):
+    """Another connection has the subscription now."""
+
+    status = 409
+
+
+class PersistentSession:
+    """One subscription on one connection."""
+
+    def __init__(self, named: NamedQueries) -> None:
+        self._named = named
+        self._knowledge = named.knowledge
+        self._name = ""
+        self._wake = asyncio.Event()
+        self._head: Result | None = None
+        self._first: list[dict[str, Any]] = []
+        self._is_stopping = False
+        self._error: TidegateError | None = None
+        self.subscription_id = ""
+        self.is_ended_for_good = False
+
+    async def open(self, kp: str, query: Mapping[str, str]) -> None:
+        if "name" in query:
+            self._open_named(query["name"], query)
+            return
+        question = question_of(query)
+        if "subscription" in query:
+            sequence = parse_number("sequence", query.get("sequence", "0"))
+            if self._resume(query["subscription"], sequence, question):
+                return
+        subscribed, load = await submit(self._knowledge, kp, SubscribeJob(question, self._wake.set))
+        self._begin(subscribed, load | ({"reset": True} if "subscription" in query else {}))
+
+    async def events(self) -> AsyncIterator[list[bytes]]:
+        """What is told, until the broker stops; an empty list now and then while nothing is."""
+        first, self._first = [msgspec.json.encode(message) for message in self._first], []
+        yield first
+        del first  # which may be large
+        while True:
+            self._wake.clear()
+            if self._error is not None:
+                raise self._error
+            if self._is_stopping:
+                return
+            if (taken := self._take()) is not None:
+                yield [msgspec.json.encode(self._indication(taken))]
+            elif not await self._wait():
+                yield []
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._wake.set()
+
+    def end(self, error: TidegateError) -> None:
+        self._error = error
+        self._wake.set()
+
+    def close(self) -> None:
+        """The connection is gone; the subscription waits for another one, unless its peer wants no more."""
+        if self.is_ended_for_good and not self._name:
+            with contextlib.suppress(KnowledgeError):  # it has ended by itself
+                self._knowledge.unsubscribe(self.subscription_id)
+        else:
+            self._knowledge.detach(self.subscription_id, is_kept=bool(self._name))
+
+    def _take(self) -> Indication | None:
+        return self._named.take(self._name) if self._name else self._knowledge.take(self.subscription_id)
+
+    async def _wait(self) -> bool:
+        """False when nothing has happened for a while."""
+        try:
+            async with asyncio.timeout(KEEP_ALIVE_S):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _begin(self, subscribed: Subscribed, beside: dict[str, Any]) -> None:
+        self.subscription_id, self._head = subscribed.subscription_id, subscribed.result.with_rows([])
+        self._first = [self._opening(0) | {"result": _rows(self._head, subscribed.result.rows)} | beside]
+
+    def _open_named(self, name: str, query: Mapping[str, str]) -> None:
+        last_sequence = parse_number("sequence", query["sequence"]) if "sequence" in query else None
+        subscription_id = self._named.begin(name, query)
+        self._name = name
+        self._go_on(subscription_id, self._named.resume(name, last_sequence, self._wake.set), last_sequence)
+
+    def _resume(self, subscription_id: str, last_sequence: int, question: Question) -> bool:
+        """Whether there is such a subscription, to the same question. One with a name goes on by its name only."""
+        try:
+            is_same = self._knowledge.queries.question_of(subscription_id) == question
+            if not is_same or is_named(subscription_id):
+                return False
+            resumption = self._knowledge.resume(subscription_id, last_sequence, self._wake.set)
+        except KnowledgeError:
+            return False
+        self._go_on(subscription_id, resumption, last_sequence)
+        return True
+
+    def _go_on(self, subscription_id: str, resumption: Resumption, last_sequence: int | None) -> None:
+        whole = resumption.result
+        head = whole if whole is not None else self._knowledge.queries.result_of(subscription_id)
+        self.subscription_id, self._head = subscription_id, head.with_rows([])
+        if whole is not None:
+            beside = {"result": _rows(whole, whole.rows)} | ({} if last_sequence is None else {"reset": True})
+            self._first = [self._opening(resumption.sequence) | beside]
+            return
+        assert last_sequence is not None, "who has seen nothing gets a whole result"
+        self._first = [self._opening(last_sequence)]
+        if resumption.missed is not None:
+            self._first.append(self._indication(resumption.missed))
+
+    def _opening(self, sequence: int) -> dict[str, Any]:
+        assert self._head is not None
+        return {"subscription": self.subscription_id, "sequence": sequence, "variables": self._head.names}
+
+    def _indication(self, taken: Indication) -> dict[str, Any]:
+        assert self._head is not None
+        return {
+            "sequence": taken.sequence,
+            "added": _rows(self._head, taken.difference.added),
+            "removed": _rows(self._head, taken.difference.removed),
+            "merged": taken.merged,
+            "spread_s": round(self._knowledge.spread_s, 6),
+        }
+
+
+class HttpPersistent:
+    """The endpoint, and all its sessions, by their subscriptions."""
+
+    def __init__(self, named: NamedQueries) -> None:
+        self._named = named
+        self._sessions: dict[str, PersistentSession] = {}
+        self._is_stopping = False
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    async def stream(self, request: Request) -> Response:
+        """Server-sent events."""
+        session = await self._open(request)
+
+        async def on_end() -> None:
+            self._close(session)
+
+        return EventStream(server_sent_events(session), on_end)
+
+    async def subscribe(self, websocket: WebSocket) -> None:
+        """WebSocket."""
+        try:
+            session = await self._open(websocket)
+        except TidegateError as error:
+            await websocket.send_denial_response(error_response(error))
+            return
+        try:
+            await websocket.accept()
+            async with asyncio.TaskGroup() as tasks:
+                pushing = tasks.create_task(push(session, websocket))
+                tasks.create_task(_listen(session, websocket, pushing))
+        except* WebSocketDisconnect:
+            pass
+        finally:
+            self._close(session)
+
+    async def drop(self, request: Request) -> Response:
+        """Ends a named persistent query."""
+        name = request.query_params.get("name", "")
+        self._named.drop(name)
+        if (session := self._sessions.get(subscription_id(name))) is not None:
+            session.end(NoSuchName("K127", f"the persistent query {name!r} was dropped", "open it again"))
+        return Response(status_code=204)
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        for session in self._sessions.values():
+            session.stop()
+
+    async def _open(self, connection: HTTPConnection) -> PersistentSession:
+        if self._is_stopping:
+            raise Unavailable("U702", "the broker is shutting down", "connect again in a moment")
+        session = PersistentSession(self._named)
+        await session.open(kp_of(connection), connection.query_params)
+        if (former := self._sessions.get(session.subscription_id)) is not None:
+            former.end(TakenOver("K124", "the subscription goes on on another connection", "use one at a time"))
+        self._sessions[session.subscription_id] = session
+        if self._is_stopping:
+            session.stop()
+        return session
+
+    def _close(self, session: PersistentSession) -> None:
+        if self._sessions.get(session.subscription_id) is session:
+            del self._sessions[session.subscription_id]
+            session.close()
+
+
+async def _listen(session: PersistentSession, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
+    """Nothing that a peer says means anything, but that it leaves."""
+    with contextlib.suppress(WebSocketDisconnect):
+        while websocket.client_state is WebSocketState.CONNECTED:
+            message = await websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                session.is_ended_for_good = message.get("code") == ENDED_FOR_GOOD
+    pushing.cancel()
+
+
+def _rows(head: Result, rows: Iterable[Row]) -> list[Any]:
+    return [json_row(head, row) for row in rows]
