@@ -27,11 +27,12 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from tidegate.cluster.embedded_cluster import EmbeddedCluster
+from tidegate.cluster.probed_host import ProbedHost
 from tidegate.config import Config, read_token
 from tidegate.errors import ConfigError
 from tidegate.filters import Filter
 from tidegate.layers.connection_point import Bounds
-from tidegate.layers.embedded_host import BrokerHost, EmbeddedHost
 from tidegate.layers.warm_up import warm_up
 from tidegate.listeners.http import HttpListener
 from tidegate.listeners.native import NativeListener
@@ -52,7 +53,7 @@ COLLECT_AFTER_OBJECTS: Final = 50_000
 
 
 # How a host is made, from bounds, a clock, and who is told of a failure.
-MakeHost: TypeAlias = Callable[[Bounds, Callable[[], float], Callable[[Exception], None]], BrokerHost]
+MakeHost: TypeAlias = Callable[[Bounds, Callable[[], float], Callable[[Exception], None]], ProbedHost]
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -70,7 +71,8 @@ class Broker:
         self._config = config
         self._started_s = time.time()
         self._incarnation = secrets.token_hex(4)
-        self._host = (make_host or EmbeddedHost)(_bounds(config), time.monotonic, self._fail)
+        self._host = (make_host or EmbeddedCluster)(_bounds(config), time.monotonic, self._fail)
+        self._host.token = token
         self._queues = LogicalQueues(_queue_store(config))
         self._queues.on_change = self._bind
         self._queues.until_in_force = self._until_bound
@@ -85,6 +87,7 @@ class Broker:
             self._incarnation,
             self.status,
             make_registry(self._host.statistics, self._semantic.statistics if self._semantic else None),
+            self._host.scale,
         )
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
@@ -117,7 +120,9 @@ class Broker:
             if self._semantic is not None:
                 ssap_port = await self._listen(self._semantic.start(tls), "ssap_port", self._config.ssap_port)
             ticking = tasks.create_task(self._tick())
-            on_ready(self._ready(native_port, http_port, ssap_port))
+            ready = self._ready(native_port, http_port, ssap_port)
+            self._host.address = ready.native
+            on_ready(ready)
             await self._stopping.wait()
             await self._shut_down()
             ticking.cancel()
@@ -224,15 +229,10 @@ def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
             return
         from tidegate.cluster.broker_host import BrokerLink  # ZooKeeper's client is an extra: tidegate[cluster]
 
-        async with BrokerLink(config.coordinator, config.bind, token) as link:
+        async with BrokerLink(config.coordinator, config.bind) as link:
             broker = Broker(config, token, link.make_host)
             link.on_end = broker.end
-
-            def is_ready(ready: Ready) -> None:
-                link.announce(ready.native)
-                on_ready(ready)
-
-            await broker.run(is_ready)
+            await broker.run(on_ready)
 
     _run(main())
 

@@ -447,7 +447,6 @@ def test_damaged_requests_and_noise_leave_a_healthy_broker(seed: int, capfd: pyt
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
-        ({"matchers": 2}, (400, "P345")),
         ({}, (400, "P346")),
         ({"matchers": 0}, (400, "P322")),
         ({"matchers": 65}, (400, "P322")),
@@ -455,7 +454,7 @@ def test_damaged_requests_and_noise_leave_a_healthy_broker(seed: int, capfd: pyt
         ({"matcher": 2}, (400, "P322")),
     ],
 )
-def test_a_broker_in_one_process_is_not_scaled(
+def test_wrong_wishes_for_layers_are_refused(
     client: httpx.Client, body: dict[str, object], expected: tuple[int, str]
 ) -> None:
     assert code_of(client.post("/v1/scale", json=body)) == expected

@@ -230,13 +230,14 @@ class TestPath:
         expect(page.locator("#rates polyline")).to_have_count(2)
         expect(page.locator("#epoch")).to_contain_text("epoch 1")
 
-    def test_a_broker_in_one_process_says_how_to_scale(self, opened: OpenPage) -> None:
-        opened.expected = {"400 /v1/scale"}
+    def test_a_broker_in_one_process_is_scaled_too(self, opened: OpenPage) -> None:
         opened.go_to("path")
-        opened.page.get_by_label("Matchers").fill("2")
-        opened.page.get_by_role("button", name="Scale").click()
-        expect(opened.page.locator("#scaled")).to_contain_text("P345")
-        expect(opened.page.locator("#scaled")).to_contain_text("tidegate cluster up")
+        for count in ("3", "1"):
+            opened.page.get_by_label("Matchers").fill(count)
+            opened.page.get_by_role("button", name="Scale").click()
+            expect(opened.page.locator("#scaled")).to_contain_text("longest delay")
+            expect(opened.page.locator("#scaled")).to_contain_text("lost0doubled0")
+            expect(opened.page.locator("[data-layer='matchers'] .slices > li")).to_have_count(int(count))
 
     @pytest.mark.timeout(240)
     def test_a_cluster_is_scaled_while_a_probe_watches(self, browser: Browser, tmp_path: Path) -> None:

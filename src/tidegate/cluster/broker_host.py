@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
 from typing import Any, Self
 
 import msgspec
 
-from tidegate.client import connect
 from tidegate.cluster.cluster_link import ClusterLink
+from tidegate.cluster.outcome import Outcome
 from tidegate.cluster.probe import Probe
-from tidegate.errors import Overloaded, TidegateError
+from tidegate.cluster.probed_host import ProbedHost
 from tidegate.layers.connection_point import Bounds
-from tidegate.layers.embedded_host import BrokerHost
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs, Submit, SubmitAck
 from tidegate.layers.load import LOAD_S, Delays, Rates, delay_counts, load_of, shown_delays
 from tidegate.layers.subscription_table import connection_point_number
 
-log = logging.getLogger(__name__)
 
-
-class ClusterHost(BrokerHost):
+class ClusterHost(ProbedHost):
     """What is not for a session or a slice here goes through the channels."""
 
-    def __init__(self, numbers: tuple[int, int], link: ClusterLink, token: str | None, *arguments: Any) -> None:
+    def __init__(self, numbers: tuple[int, int], link: ClusterLink, *arguments: Any) -> None:
         super().__init__(numbers, "", *arguments)
-        self.address = ""
         self._link = link
-        self._token = token
-        self._is_scaling = False
         self._next_report_s = 0.0
         self._loads: dict[str, Load] = {}
         self._loads_before: dict[str, Load] = {}
@@ -48,26 +40,8 @@ class ClusterHost(BrokerHost):
         delays_ms = shown_delays(delay_counts(self._loads_before, self._loads))
         return self._link.status() | {"slices": slices, "delays_ms": delays_ms}
 
-    async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """With a probe that goes through this broker as any client does."""
-        if self._is_scaling:
-            raise Overloaded("L660", "the layers are being changed already", "wait until that is done")
-        self._is_scaling = True
-        try:
-            async with AsyncExitStack() as stack:
-                outcome = await self._link.change_layers(counts, await self._begin_probe(stack))
-        finally:
-            self._is_scaling = False
-        return outcome.to_dict()
-
-    async def _begin_probe(self, stack: AsyncExitStack) -> Probe | None:
-        """None where a program on this machine cannot be a client, such as for want of a certificate."""
-        try:
-            client = await stack.enter_async_context(connect(self.address, name="tidegate-probe", token=self._token))
-            return await stack.enter_async_context(Probe(client))
-        except TidegateError as error:
-            log.warning("the layers are changed without a probe: %s", error)
-            return None
+    async def _change_layers(self, counts: Mapping[str, int], probe: Probe | None) -> Outcome:
+        return await self._link.change_layers(counts, probe)
 
     def tick(self) -> None:
         """Now and then also tells the coordinator what this broker does, and asks what the others do."""
@@ -102,11 +76,10 @@ class ClusterHost(BrokerHost):
 class BrokerLink:
     """For use in `async with`: it has joined the cluster, and leaves it. `on_end` is told when the broker must end."""
 
-    def __init__(self, address: str, bind: str, token: str | None) -> None:
+    def __init__(self, address: str, bind: str) -> None:
         self.on_end: Callable[[Exception | None], None] | None = None
         self._host: ClusterHost | None = None
         self._link = ClusterLink(address, bind, self._deliver, self._end)
-        self._token = token
         self._numbers = (0, 0)
 
     async def __aenter__(self) -> Self:
@@ -120,14 +93,9 @@ class BrokerLink:
     def make_host(
         self, bounds: Bounds, clock: Callable[[], float], on_failure: Callable[[Exception], None]
     ) -> ClusterHost:
-        self._host = ClusterHost(self._numbers, self._link, self._token, bounds, clock, on_failure)
+        self._host = ClusterHost(self._numbers, self._link, bounds, clock, on_failure)
         asyncio.get_running_loop().call_soon(self._link.begin)
         return self._host
-
-    def announce(self, address: str) -> None:
-        """Where clients reach the broker."""
-        assert self._host is not None
-        self._host.address = address
 
     def _deliver(self, outputs: Outputs, source: str) -> None:
         assert self._host is not None

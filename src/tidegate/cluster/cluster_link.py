@@ -13,8 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.cluster.change import Outcome, change_layers
+from tidegate.cluster.change import change_layers
 from tidegate.cluster.directory import Directory, Wanted
+from tidegate.cluster.outcome import Outcome
 from tidegate.cluster.probe import Probe
 from tidegate.errors import Unavailable
 from tidegate.layers.channels import Channels

@@ -17,8 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.client import connect
-from tidegate.cluster.change import CALM_S, Outcome, change_layers
+from tidegate.cluster.change import CALM_S, change_layers
 from tidegate.cluster.directory import Wanted
+from tidegate.cluster.outcome import Outcome
 from tidegate.cluster.probe import Probe
 from tidegate.evaluation import pictures
 from tidegate.evaluation.cluster_processes import ClusterProcesses, cluster_processes

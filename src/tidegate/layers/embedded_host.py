@@ -8,10 +8,9 @@ its store has it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from tidegate.errors import ProtocolError
 from tidegate.filters import Filter
 from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.carrier import Carrier
@@ -83,10 +82,6 @@ class BrokerHost(Carrier):
     def status(self) -> dict[str, Any]:
         """Configuration and epoch."""
 
-    @abstractmethod
-    async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Changes how many slices the named layers have; what became of it, once it is done."""
-
     def statistics(self) -> dict[str, Any]:
         """The load of what is here, by layer."""
         return {
@@ -138,13 +133,6 @@ class EmbeddedHost(BrokerHost):
     def status(self) -> dict[str, Any]:
         """With how long batches took through the layers in the last second."""
         return status_of(self.configuration) | {"delays_ms": self._shown_delays}
-
-    async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        raise ProtocolError(
-            "P345",
-            "this broker has all layers in one process, one slice of each",
-            "start a cluster, whose layers can be scaled: tidegate cluster up",
-        )
 
     def statistics(self) -> dict[str, Any]:
         return super().statistics() | {

@@ -22,6 +22,7 @@ from tidegate.errors import Overloaded
 from tidegate.layers.control import Buried, Entry, GoOn, Marker, Prepare, ReadShare, Share, Step, Strict, Transaction
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
 from tidegate.layers.index import SubscriptionIndex
+from tidegate.layers.index.packing import pack
 from tidegate.layers.selector import Configuration, owners
 from tidegate.layers.slice import Slice
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number, is_connection_point
@@ -65,7 +66,7 @@ class Matcher(Slice):
         self._registry = registry
         self._index = SubscriptionIndex()
         self._versions: dict[int, int] = {}
-        # As they came, for other Matchers; kept where subscriptions can move.
+        # As they came, for other Matchers; kept in a cluster, where subscriptions move often and had better move fast.
         self._filters: dict[int, bytes] = {}
         # The versions of what was removed during a transaction: a share may bring it again, and must not.
         self._tombstones: dict[int, int] = {}
@@ -138,7 +139,8 @@ class Matcher(Slice):
         mine = [entry for entry, mine in zip(newer, is_mine.tolist(), strict=True) if mine]
         self._index.add_packed(ids[is_mine], b"".join([entry.filter for entry in mine]))
         versions.update((entry.subscription, entry.version) for entry in mine)
-        self._filters.update((entry.subscription, entry.filter) for entry in mine)
+        if self._registry:
+            self._filters.update((entry.subscription, entry.filter) for entry in mine)
         for entry in mine:
             tombstones.pop(entry.subscription, None)
 
@@ -272,7 +274,7 @@ class Matcher(Slice):
         name, ids = move.to_send.popleft()
         some, rest = ids[:MOVED_AT_ONCE].tolist(), ids[MOVED_AT_ONCE:]
         entries = [
-            Entry(subscription, version, self._filters[subscription])
+            Entry(subscription, version, self._filters.get(subscription) or pack(self._index.filter_of(subscription)))
             for subscription in some
             if (version := self._versions.get(subscription))
         ]
@@ -287,7 +289,7 @@ class Matcher(Slice):
         some, self._to_drop = self._to_drop[:MOVED_AT_ONCE], self._to_drop[MOVED_AT_ONCE:]
         gone = [subscription for subscription in some.tolist() if self._versions.pop(subscription, 0)]
         for subscription in gone:
-            del self._filters[subscription]
+            self._filters.pop(subscription, None)
         self._index.remove_many(np.array(gone, np.int64))
         if len(self._to_drop):
             return [(self.name, GoOn(strict.epoch))]

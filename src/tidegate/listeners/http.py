@@ -38,7 +38,7 @@ from tidegate.listeners.http_page import HttpPage
 from tidegate.listeners.http_persistent import HttpPersistent
 from tidegate.listeners.http_publish import HttpPublisher, read_body
 from tidegate.listeners.http_queues import HttpQueues, route
-from tidegate.listeners.http_scale import HttpScale
+from tidegate.listeners.http_scale import HttpScale, Scale
 from tidegate.listeners.http_sparql import LOAD_HEADERS, HttpSparql
 from tidegate.listeners.http_subscribe import HttpSubscriber
 from tidegate.listeners.http_subscriptions import HttpSubscriptions
@@ -70,8 +70,10 @@ class HttpListener:
         incarnation: str,
         status: Callable[[], dict[str, Any]],
         registry: CollectorRegistry,
+        scale: Scale,
     ) -> None:
         self._host = host
+        self._scale = scale
         self._config = config
         self._status = status
         self._registry = registry
@@ -163,7 +165,7 @@ class HttpListener:
             *HttpQueues(self._queues, self._config).routes(),
             Route("/v1/why", self._why, methods=["POST"]),
             Route("/v1/layers", self._layers),
-            *HttpScale(self._host, self._config).routes(),
+            *HttpScale(self._scale, self._config).routes(),
             *HttpPage().routes(),
             Route("/healthz", self._healthy),
             Route("/readyz", self._ready),

@@ -1,4 +1,4 @@
-"""`POST /v1/scale`: how many slices the layers of a cluster have, changed while everything flows.
+"""`POST /v1/scale`: how many slices the layers have, changed while everything flows.
 
 It answers when the layers are as wanted, with what the change did to a probe. One change at a time; who goes away
 meanwhile leaves it going on.
@@ -6,7 +6,8 @@ meanwhile leaves it going on.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeAlias
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -15,12 +16,12 @@ from starlette.routing import Route
 
 from tidegate.config import Config
 from tidegate.errors import ProtocolError
-from tidegate.layers.embedded_host import BrokerHost
 from tidegate.listeners.json_request import read_json
 from tidegate.listeners.json_response import json_response
 
 SLICES_MAX: Final = 64
 
+Scale: TypeAlias = Callable[[Mapping[str, int]], Awaitable[dict[str, Any]]]
 Slices: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=SLICES_MAX)]
 
 
@@ -33,16 +34,16 @@ class ScaleRequest(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
 
 
 class HttpScale:
-    def __init__(self, host: BrokerHost, config: Config) -> None:
-        self._host = host
+    def __init__(self, scale: Scale, config: Config) -> None:
+        self._scale = scale
         self._config = config
 
     def routes(self) -> list[Route]:
-        return [Route("/v1/scale", self._scale, methods=["POST"])]
+        return [Route("/v1/scale", self._change, methods=["POST"])]
 
-    async def _scale(self, request: Request) -> Response:
+    async def _change(self, request: Request) -> Response:
         asked: ScaleRequest = await read_json(request, ScaleRequest, self._config.body_bytes_max)
         counts: dict[str, int] = msgspec.to_builtins(asked)
         if not counts:
             raise ProtocolError("P346", "no layer is named", 'send {"matchers": 4}, access_points or exit_points')
-        return json_response(await self._host.scale(counts))
+        return json_response(await self._scale(counts))
