@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 from sparql_texts import PROLOGUE, SparqlTexts
 
@@ -41,10 +42,24 @@ class World:
         return ask(self.graph, question)
 
     def change(self, *inserted: Triple, removed: tuple[Mask, ...] = ()) -> list[str]:
-        return self.queries.on_change(self.graph.change(removed, inserted))
+        return self.tell(self.graph.change(removed, inserted))
 
     def update(self, text: str) -> list[str]:
-        return self.queries.on_change(self.graph.update(text))
+        return self.tell(self.graph.update(text))
+
+    def tell(self, delta: Delta) -> list[str]:
+        told, to_ask = msgspec.structs.astuple(self.queries.on_change(delta))
+        assert self.queries.is_awaiting == bool(to_ask)
+        for question in to_ask:
+            told += self.queries.on_answer(question, self.answer(question))
+        assert not self.queries.is_awaiting
+        return list(told)
+
+    def answer(self, question: SparqlQuery) -> Result | KnowledgeError:
+        try:
+            return self.ask(question)
+        except KnowledgeError as error:
+            return error
 
     def rows(self, question: Question) -> Counter[Row]:
         return Counter(ask(self.graph, question).rows)
@@ -269,5 +284,5 @@ def test_long_texts_that_begin_alike_are_told_apart() -> None:
 def test_nothing_changed_concerns_nobody() -> None:
     world = World()
     Subscriber(world, "s", SparqlQuery("ASK { ?s <p>* ?o }"))
-    assert world.queries.on_change(Delta()) == []
+    assert world.tell(Delta()) == []
     assert len(world.asked) == 1

@@ -3,7 +3,8 @@
 Every committed change of the graph comes here as its delta. A subscription index over the masks of all open questions
 finds those that it may concern, so that a change costs what the index costs, however many questions are open. For a
 question of masks the delta already is the answer. Any other is asked again, once for all who have the same, and its
-rows before and after are compared; a question whose masks are unknown is asked after every change.
+rows before and after are compared; a question whose masks are unknown is asked after every change. SPARQL may take
+long: whoever drives this asks what `on_change` says, and gives the results to `on_answer`, before the next change.
 
 Law: the first result, and the rows that each indication adds and removes, make the result at the last change taken.
 There is one indication a change, numbered 1, 2, 3, …, and none for a change that leaves the result as it is. Whoever is
@@ -29,10 +30,10 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 
-from tidegate.errors import KnowledgeError, Overloaded
+from tidegate.errors import KnowledgeError, Overloaded, TidegateError
 from tidegate.filters import Constraint, Filter, Operator
 from tidegate.knowledge.graph import Delta
-from tidegate.knowledge.question import Question, Result, Row, Shape
+from tidegate.knowledge.question import Question, Result, Row, Shape, SparqlQuery
 from tidegate.knowledge.terms import Mask, Triple
 from tidegate.layers.index import SubscriptionIndex
 from tidegate.notification import Value
@@ -68,6 +69,14 @@ class Indication(msgspec.Struct, frozen=True):
     sequence: int
     difference: Difference
     merged: int = 0
+
+
+class Concern(msgspec.Struct, frozen=True):
+    """Whom a change concerns: the subscriptions that have something to take, or are known no more, and the queries
+    that are to be asked again."""
+
+    told: list[str]
+    to_ask: list[SparqlQuery]
 
 
 class Resumption(msgspec.Struct, frozen=True):
@@ -113,7 +122,8 @@ class _Subscription:
 
 
 class PersistentQueries:
-    """All open questions to one graph. `ask` must see the graph as it is after the last delta given to `on_change`."""
+    """All open questions to one graph. `ask`, and what is given to `on_answer`, must be of the graph as it is after the
+    last delta given to `on_change`."""
 
     def __init__(
         self,
@@ -130,14 +140,31 @@ class PersistentQueries:
         self._queries: dict[Question, _OpenQuery] = {}
         self._query_of_entry: dict[int, _OpenQuery] = {}
         self._concerned_always: dict[Question, _OpenQuery] = {}
+        self._awaited: dict[SparqlQuery, None] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._subscriptions_of_owner: dict[str, dict[str, None]] = {}
         self._next_entry = 0
         self._deltas = self._asked = self._indications = self._merged = 0
 
-    def subscribe(self, subscription_id: str, owner: str, question: Question) -> Result:
-        """Opens a question under an id that nobody else has; its first result."""
+    def subscribe(self, subscription_id: str, owner: str, question: Question, first: Result | None = None) -> Result:
+        """Opens a question under an id that nobody else has; its first result, which may be known already."""
         assert subscription_id not in self._subscriptions, subscription_id
+        self.check_room(owner)
+        query = self._queries.get(question) or self._open(question, first or self._ask(question))
+        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(owner, query)
+        self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
+        return self._result(query)
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether queries that the last change concerns have not been answered yet."""
+        return bool(self._awaited)
+
+    def is_open(self, question: Question) -> bool:
+        return question in self._queries
+
+    def check_room(self, owner: str) -> None:
+        """Overloaded when there is no room for one more."""
         if len(self._subscriptions) >= self._subscriptions_max:
             raise Overloaded(
                 "L650", f"there are {self._subscriptions_max} subscriptions", "end some, or come back later"
@@ -146,10 +173,6 @@ class PersistentQueries:
             raise Overloaded(
                 "L651", f"{owner[:40]!r} has {self._subscriptions_per_owner_max} subscriptions", "end some of them"
             )
-        query = self._queries.get(question) or self._open(question)
-        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(owner, query)
-        self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
-        return self._result(query)
 
     def unsubscribe(self, subscription_id: str) -> None:
         """KnowledgeError when there is no such subscription."""
@@ -167,26 +190,29 @@ class PersistentQueries:
     def subscriptions_of(self, owner: str) -> list[str]:
         return list(self._subscriptions_of_owner.get(owner, ()))
 
-    def on_change(self, delta: Delta) -> list[str]:
-        """The subscriptions that have something to take because of a change, or are known no more."""
-        if not delta:
-            return []
-        self._deltas += 1
+    def on_change(self, delta: Delta) -> Concern:
+        assert not self._awaited, "a change before the answers to the last one"
         told: list[str] = []
+        if not delta:
+            return Concern(told, [])
+        self._deltas += 1
         for query, concerning in self._concerned(delta).items():
-            try:
-                difference = self._difference(query, concerning)
-            except KnowledgeError as error:
-                log.warning("a persistent query is ended, as it cannot be answered any more: %s", error)
-                told += list(query.subscriptions)
-                for subscription_id in list(query.subscriptions):
-                    self.unsubscribe(subscription_id)
-                continue
-            if difference:
-                for subscription_id, subscription in query.subscriptions.items():
-                    _wait(subscription, difference)
-                    told.append(subscription_id)
-        return told
+            if isinstance(query.question, SparqlQuery):
+                self._awaited[query.question] = None
+            elif isinstance(query.question, tuple):
+                told += _tell(query, _matched(query.question, concerning))
+            else:
+                told += self._ask_again(query)
+        return Concern(told, list(self._awaited))
+
+    def on_answer(self, question: SparqlQuery, answer: Result | TidegateError) -> list[str]:
+        """The subscriptions that have something to take, or are known no more, as their question has no answer."""
+        self._awaited.pop(question, None)
+        query = self._queries.get(question)
+        if query is None:  # closed meanwhile
+            return []
+        self._asked += 1
+        return self._end(query, answer) if isinstance(answer, TidegateError) else _tell(query, _replace(query, answer))
 
     def take(self, subscription_id: str) -> Indication | None:
         """The next indication: all changes that wait. None when there is nothing to tell."""
@@ -240,8 +266,7 @@ class PersistentQueries:
             raise KnowledgeError("K117", f"there is no subscription {subscription_id[:60]!r}", "subscribe again")
         return self._subscriptions[subscription_id]
 
-    def _open(self, question: Question) -> _OpenQuery:
-        result = self._ask(question)
+    def _open(self, question: Question, result: Result) -> _OpenQuery:
         if isinstance(question, tuple):
             query = _OpenQuery(question, result.with_rows([]), Counter())
         elif result.shape is Shape.TRIPLES:
@@ -287,20 +312,19 @@ class PersistentQueries:
                     concerned.setdefault(self._query_of_entry[entry], ([], []))[side].append(triple)
         return concerned
 
-    def _difference(self, query: _OpenQuery, concerning: tuple[list[Triple], list[Triple]]) -> Difference:
-        masks = query.question
-        if isinstance(masks, tuple):
-            # Once a triple, whichever of the masks match it; the index looks at the beginnings of long texts only.
-            added, removed = (
-                tuple(triple for triple in dict.fromkeys(found) if any(mask.matches(triple) for mask in masks))
-                for found in concerning
-            )
-            return Difference(added, removed)
+    def _ask_again(self, query: _OpenQuery) -> list[str]:
         self._asked += 1
-        rows = Counter(self._ask(query.question).rows)
-        difference = Difference(tuple((rows - query.rows).elements()), tuple((query.rows - rows).elements()))
-        query.rows = rows
-        return difference
+        try:
+            return _tell(query, _replace(query, self._ask(query.question)))
+        except KnowledgeError as error:
+            return self._end(query, error)
+
+    def _end(self, query: _OpenQuery, error: TidegateError) -> list[str]:
+        log.warning("a persistent query is ended, as it cannot be answered any more: %s", error)
+        told = list(query.subscriptions)
+        for subscription_id in told:
+            self.unsubscribe(subscription_id)
+        return told
 
 
 def notification_of(triple: Triple, change: str) -> dict[str, Value]:
@@ -319,6 +343,30 @@ def filter_of(mask: Mask) -> Filter:
     terms = (("s", mask.subject), ("p", mask.predicate), ("o", mask.object))
     wanted = [(name, term.text[:INDEXED_CHARACTERS_MAX]) for name, term in terms if term is not None]
     return Filter(tuple(Constraint(name, Operator.EQUAL, (text,)) for name, text in [*wanted, ("graph", "")]))
+
+
+def _matched(masks: tuple[Mask, ...], concerning: tuple[list[Triple], list[Triple]]) -> Difference:
+    """Once a triple, whichever of the masks match it; the index looks at the beginnings of long texts only."""
+    added, removed = (
+        tuple(triple for triple in dict.fromkeys(found) if any(mask.matches(triple) for mask in masks))
+        for found in concerning
+    )
+    return Difference(added, removed)
+
+
+def _replace(query: _OpenQuery, result: Result) -> Difference:
+    rows = Counter(result.rows)
+    difference = Difference(tuple((rows - query.rows).elements()), tuple((query.rows - rows).elements()))
+    query.rows = rows
+    return difference
+
+
+def _tell(query: _OpenQuery, difference: Difference) -> list[str]:
+    if not difference:
+        return []
+    for subscription in query.subscriptions.values():
+        _wait(subscription, difference)
+    return list(query.subscriptions)
 
 
 def _wait(subscription: _Subscription, difference: Difference) -> None:

@@ -42,10 +42,12 @@ _MaskTexts: TypeAlias = tuple[str | None, str | None, str | None]
 
 
 class Lane(StrEnum):
-    """Changes go one after another, as the graph has one writer."""
+    """Changes go one after another, as the graph has one writer. SPARQL, which may take long, is not to hold up other
+    queries, which run at once."""
 
     CHANGES = "changes"
     QUERIES = "queries"
+    SPARQL = "sparql"
     SUBSCRIPTIONS = "subscriptions"
 
 
@@ -161,7 +163,7 @@ class RequestPool:
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self._settings = settings or PoolSettings()
-        workers = {Lane.QUERIES: self._settings.query_workers}
+        workers = dict.fromkeys((Lane.QUERIES, Lane.SPARQL), self._settings.query_workers)
         self._lanes = {lane: _LaneState(workers.get(lane, 1)) for lane in Lane}
         self._shared: dict[Hashable, _Work] = {}
         self._running: dict[int, _Work] = {}
