@@ -17,6 +17,7 @@ reason.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import resource
 import shutil
@@ -38,6 +39,7 @@ from tidegate.knowledge.terms import Term, Triple, Uri
 
 FRAME_HEAD_BYTES: Final = 4
 ROWS_PART: Final = 1000
+SEND_BYTES: Final = 64 * 1024
 GRACE_S: Final = 1.0  # for the broker to end this process before it does so itself
 OUT_OF_MEMORY: Final = 12  # the exit code, when Python finds no memory; the store aborts the process
 
@@ -129,15 +131,25 @@ def main() -> None:
 def _serve(connection: socket.socket, copy: Path, rows_max: int, memory_max_bytes: int) -> None:
     graph = Graph.open_copy(copy, rows_max)
     connection.sendall(frame(Ready()))
-    with connection.makefile("rb") as stream:
+    with connection.makefile("rb") as stream, open("/proc/self/statm", "rb", buffering=0) as size:
         while len(head := stream.read(FRAME_HEAD_BYTES)) == FRAME_HEAD_BYTES:
             request = _read_request(stream.read(int.from_bytes(head)))
             if isinstance(request, Change):
                 graph.apply(Delta(request.added, request.removed))
             else:
-                with _limited(request.time_max_s, memory_max_bytes):
-                    for reply in _replies(graph, request):
-                        connection.sendall(frame(reply))
+                with _limited(request.time_max_s, _size_bytes(size) + memory_max_bytes):
+                    _send(connection, _replies(graph, request))
+
+
+def _send(connection: socket.socket, replies: Iterator[Reply]) -> None:
+    """A short answer in one piece."""
+    unsent = b""
+    for reply in replies:
+        unsent += frame(reply)
+        if len(unsent) > SEND_BYTES:
+            connection.sendall(unsent)
+            unsent = b""
+    connection.sendall(unsent)
 
 
 def _replies(graph: Graph, request: Ask | Update) -> Iterator[Reply]:
@@ -160,11 +172,10 @@ def _replies(graph: Graph, request: Ask | Update) -> Iterator[Reply]:
 
 @contextlib.contextmanager
 def _limited(time_max_s: float, memory_max_bytes: int) -> Iterator[None]:
-    """More memory than there is by now, as the copy is not to be counted."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = _size_bytes() + memory_max_bytes
+    bounded = memory_max_bytes if hard == resource.RLIM_INFINITY else min(memory_max_bytes, hard)
     signal.setitimer(signal.ITIMER_REAL, time_max_s + GRACE_S)
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    resource.setrlimit(resource.RLIMIT_AS, (bounded, hard))
     try:
         yield
     finally:
@@ -172,9 +183,10 @@ def _limited(time_max_s: float, memory_max_bytes: int) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _size_bytes() -> int:
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * _PAGE_BYTES
+def _size_bytes(statm: io.FileIO) -> int:
+    """What the process takes by now, with its copy: an evaluation may take so much more."""
+    statm.seek(0)
+    return int(statm.read(64).split()[0]) * _PAGE_BYTES
 
 
 if __name__ == "__main__":
