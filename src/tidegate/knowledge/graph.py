@@ -56,6 +56,7 @@ TRIPLES: Final = "triples"
 KINDS: Final = "kinds.json"
 COPIES: Final = "copies"
 DUMP: Final = "triples.nq"
+GRAPHS: Final = "graphs.json"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -126,6 +127,8 @@ class Graph:
         it has all changes made before, and perhaps some that are made meanwhile."""
         if self._directory is None:
             copy = Path(tempfile.mkdtemp(prefix="tidegate-graph-"))
+            graphs = [graph.value for graph in self._store.named_graphs()]  # a dump has those with triples alone
+            (copy / GRAPHS).write_bytes(msgspec.json.encode(graphs))
             self._store.dump(os.fspath(copy / DUMP), ox.RdfFormat.N_QUADS)
         else:
             copy = self._directory / COPIES / str(uuid.uuid4())
@@ -141,6 +144,8 @@ class Graph:
             return cls(copy, rows_max)
         graph, kinds = cls(rows_max=rows_max), LiteralKinds(copy / KINDS)
         graph._store.load(path=copy / DUMP, format=ox.RdfFormat.N_QUADS)
+        for name in msgspec.json.decode((copy / GRAPHS).read_bytes(), type=list[str]):
+            graph._store.add_graph(ox.NamedNode(name))
         kinds.load()
         graph._kinds.add(kinds)
         return graph
