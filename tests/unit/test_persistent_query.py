@@ -12,12 +12,9 @@ from sparql_texts import PROLOGUE, SparqlTexts
 from tidegate.errors import KnowledgeError, Overloaded
 from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.persistent_query import (
-    INDEXED_CHARACTERS_MAX,
     INDICATIONS_KEPT,
     Indication,
     PersistentQueries,
-    filter_of,
-    notification_of,
 )
 from tidegate.knowledge.question import Question, Result, Row, SparqlQuery, ask, masks_of
 from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
@@ -259,26 +256,6 @@ def test_limits_are_kept_and_nothing_is_left_of_what_was_refused() -> None:
         world.queries.subscribe("3", "two", SparqlQuery("SELECT"))
     assert world.queries.subscriptions_of("two") == []
     world.queries.subscribe("3", "two", (Mask(),))
-
-
-def test_the_notification_of_what_a_mask_matches_satisfies_its_filter() -> None:
-    rng = random.Random(1)
-    long = "x" * 2 * INDEXED_CHARACTERS_MAX
-    texts = ["", "a", "it's", "1", "true", "*", "\x00", "é;,", long, long + "y"]
-    for _ in range(2000):
-        triple = Triple(Uri(rng.choice(texts)), Uri(rng.choice(texts)), rng.choice([Uri, Literal])(rng.choice(texts)))
-        mask = Mask(*(rng.choice([None, term]) for term in triple[:3]))  # type: ignore[arg-type]
-        assert mask.matches(triple)
-        assert filter_of(mask).matches(notification_of(triple, "added"))
-
-
-def test_long_texts_that_begin_alike_are_told_apart() -> None:
-    world, long = World(), "x" * 2 * INDEXED_CHARACTERS_MAX
-    subscriber = Subscriber(world, "s", (Mask(object=Literal(long)),))
-    assert world.change(Triple(Uri("s"), Uri("p"), Literal(long + "y"))) == []
-    assert world.change(Triple(Uri("s"), Uri("p"), Literal(long))) == ["s"]
-    subscriber.take()
-    assert subscriber.rows == world.rows(subscriber.question)
 
 
 def test_nothing_changed_concerns_nobody() -> None:

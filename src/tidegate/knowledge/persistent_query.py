@@ -1,7 +1,7 @@
 """Persistent queries: questions that stay open, and exactly what changes in their results.
 
-Every committed change of the graph comes here as its delta. A subscription index over the masks of all open questions
-finds those that it may concern, so that a change costs what the index costs, however many questions are open. For a
+Every committed change of the graph comes here as its delta. An index of the masks of all open questions finds those
+that it may concern, so that a change costs a few look-ups, however many questions are open. For a
 question of masks the delta already is the answer. Any other is asked again, once for all who have the same, and its
 rows before and after are compared; a question whose masks are unknown is asked after every change. SPARQL may take
 long: whoever drives this asks what `on_change` says, and gives the results to `on_answer`, before the next change.
@@ -28,14 +28,12 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
-import numpy as np
 
 from tidegate.errors import KnowledgeError, Overloaded, TidegateError
-from tidegate.filters import Constraint, Filter, Operator
 from tidegate.knowledge.graph import Delta
+from tidegate.knowledge.mask_index import MaskIndex
 from tidegate.knowledge.question import Question, Result, Row, Shape, SparqlQuery
 from tidegate.knowledge.terms import Mask, Triple
-from tidegate.layers.index import SubscriptionIndex
 from tidegate.notification import Value
 
 log = logging.getLogger(__name__)
@@ -45,12 +43,11 @@ SUBSCRIPTIONS_PER_OWNER_MAX: Final = 10_000
 # How many indications are kept for those who come back, and how many changes wait apart before they are merged.
 INDICATIONS_KEPT: Final = 64
 CHANGES_APART_MAX: Final = 16
-# Of a text in a filter: longer ones are told apart by their masks, when the index has found them.
+# Of a text in a notification.
 INDEXED_CHARACTERS_MAX: Final = 512
 
 Ask: TypeAlias = Callable[[Question], Result]
 MasksOf: TypeAlias = Callable[[Question], tuple[Mask, ...] | None]
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -104,7 +101,7 @@ class _OpenQuery:
     question: Question
     head: Result
     rows: Counter[Row]
-    entries: list[int] = field(default_factory=list)
+    masks: tuple[Mask, ...] | None
     subscriptions: dict[str, _Subscription] = field(default_factory=dict)
 
 
@@ -136,14 +133,11 @@ class PersistentQueries:
         self._masks_of = masks_of
         self._subscriptions_max = subscriptions_max
         self._subscriptions_per_owner_max = subscriptions_per_owner_max
-        self._index = SubscriptionIndex()
+        self._index = MaskIndex[_OpenQuery]()
         self._queries: dict[Question, _OpenQuery] = {}
-        self._query_of_entry: dict[int, _OpenQuery] = {}
-        self._concerned_always: dict[Question, _OpenQuery] = {}
         self._awaited: dict[SparqlQuery, None] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._subscriptions_of_owner: dict[str, dict[str, None]] = {}
-        self._next_entry = 0
         self._deltas = self._asked = self._indications = self._merged = 0
 
     def subscribe(self, subscription_id: str, owner: str, question: Question, first: Result | None = None) -> Result:
@@ -267,29 +261,17 @@ class PersistentQueries:
         return self._subscriptions[subscription_id]
 
     def _open(self, question: Question, result: Result) -> _OpenQuery:
-        if isinstance(question, tuple):
-            query = _OpenQuery(question, result.with_rows([]), Counter())
-        elif result.shape is Shape.TRIPLES:
+        if isinstance(question, SparqlQuery) and result.shape is Shape.TRIPLES:
             raise KnowledgeError("K116", "a CONSTRUCT or DESCRIBE cannot stay open", "subscribe to a SELECT")
-        else:
-            query = _OpenQuery(question, result.with_rows([]), Counter(result.rows))
-        masks = self._masks_of(question)
-        if masks is None:
-            self._concerned_always[question] = query
-        for mask in masks or ():
-            self._index.add(self._next_entry, filter_of(mask))
-            self._query_of_entry[self._next_entry] = query
-            query.entries.append(self._next_entry)
-            self._next_entry += 1
+        rows = Counter() if isinstance(question, tuple) else Counter(result.rows)
+        query = _OpenQuery(question, result.with_rows([]), rows, self._masks_of(question))
+        self._index.add(query, query.masks)
         self._queries[question] = query
         return query
 
     def _close(self, query: _OpenQuery) -> None:
         del self._queries[query.question]
-        self._concerned_always.pop(query.question, None)
-        self._index.remove_many(np.array(query.entries, np.int64))
-        for entry in query.entries:
-            del self._query_of_entry[entry]
+        self._index.remove(query, query.masks)
 
     def _result(self, query: _OpenQuery) -> Result:
         if isinstance(query.question, tuple):
@@ -298,18 +280,11 @@ class PersistentQueries:
 
     def _concerned(self, delta: Delta) -> dict[_OpenQuery, tuple[list[Triple], list[Triple]]]:
         """The open questions that a delta may concern, with the added and removed triples that the index found."""
-        concerned: dict[_OpenQuery, tuple[list[Triple], list[Triple]]] = {
-            query: ([], []) for query in self._concerned_always.values()
-        }
-        if self._query_of_entry:
-            changes = [(0, "added", triple) for triple in delta.added]
-            changes += [(1, "removed", triple) for triple in delta.removed]
-            maps = [_encode(notification_of(triple, change)) for _, change, triple in changes]
-            starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)[:-1]
-            offsets, entries = (found.tolist() for found in self._index.match_maps(b"".join(maps), starts))
-            for (side, _, triple), start, end in zip(changes, offsets, offsets[1:], strict=False):
-                for entry in entries[start:end]:
-                    concerned.setdefault(self._query_of_entry[entry], ([], []))[side].append(triple)
+        concerned: dict[_OpenQuery, tuple[list[Triple], list[Triple]]] = {}
+        for side, triples in enumerate((delta.added, delta.removed)):
+            for triple in triples:
+                for query in self._index.find(triple):
+                    concerned.setdefault(query, ([], []))[side].append(triple)
         return concerned
 
     def _ask_again(self, query: _OpenQuery) -> list[str]:
@@ -338,15 +313,8 @@ def notification_of(triple: Triple, change: str) -> dict[str, Value]:
     }
 
 
-def filter_of(mask: Mask) -> Filter:
-    """What the notification of every triple that a mask matches satisfies; so may a few others."""
-    terms = (("s", mask.subject), ("p", mask.predicate), ("o", mask.object))
-    wanted = [(name, term.text[:INDEXED_CHARACTERS_MAX]) for name, term in terms if term is not None]
-    return Filter(tuple(Constraint(name, Operator.EQUAL, (text,)) for name, text in [*wanted, ("graph", "")]))
-
-
 def _matched(masks: tuple[Mask, ...], concerning: tuple[list[Triple], list[Triple]]) -> Difference:
-    """Once a triple, whichever of the masks match it; the index looks at the beginnings of long texts only."""
+    """Once a triple, whichever of the masks match it."""
     added, removed = (
         tuple(triple for triple in dict.fromkeys(found) if any(mask.matches(triple) for mask in masks))
         for found in concerning
