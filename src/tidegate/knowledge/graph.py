@@ -239,7 +239,9 @@ class Graph:
         store = self._store
         removed = [quad for quad in gone if quad in store]
         added = [quad for quad in new if quad not in store]
-        self._kinds.add(_kinds_of(added))
+        delta = _delta(added, removed, named)
+        literals = (triple.object for triple in delta.added if isinstance(triple.object, Literal))
+        self._kinds.add({(literal.datatype, literal.language) for literal in literals})
         if removed and added:
             store.update(f"DELETE DATA {{{_data(removed)}}};INSERT DATA {{{_data(added)}}}")
         elif removed:
@@ -248,7 +250,7 @@ class Graph:
             store.add(added[0])
         elif added:
             store.extend(added)
-        return _delta(added, removed, named)
+        return delta
 
     def _foresee(self, operations: list[sparql.Operation] | None) -> tuple[set[ox.Quad], set[ox.Quad]] | None:
         """What an update removes and inserts; None when an operation sees what one before it has changed."""

@@ -254,7 +254,7 @@ class KnowledgeBase:
         if isinstance(first, TidegateError):
             raise first
         subscription_id = str(uuid.uuid4())
-        result = self.queries.subscribe(subscription_id, kp, job.question, first)
+        result = self.queries.subscribe(subscription_id, kp, job.question, first=first)
         self._on_news[subscription_id] = job.on_news
         return Subscribed(subscription_id, result)
 
