@@ -299,7 +299,7 @@ def _make(_: Line, directory: Path, store: str, count: int) -> None:
 
 def _open(_: Line, directory: Path, store: str) -> tuple[float, float, float, int, int]:
     began_s = time.perf_counter()
-    graph = Graph.open_copy(directory, rows_max=1000) if store == "memory" else Graph(directory)
+    graph = Graph.open_copy(directory) if store == "memory" else Graph(directory)
     opened_s = time.perf_counter() - began_s
 
     async def ask(knowledge: KnowledgeBase, text: str) -> float:

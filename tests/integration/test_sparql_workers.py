@@ -22,7 +22,7 @@ from tidegate.errors import KnowledgeError, TidegateError, Unavailable
 from tidegate.knowledge import sparql_workers
 from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, Subscribed, SubscribeJob, UpdateJob
-from tidegate.knowledge.question import Question, Result, Shape, SparqlQuery, ask
+from tidegate.knowledge.question import Question, Result, SparqlQuery, ask
 from tidegate.knowledge.request_pool import PoolSettings
 from tidegate.knowledge.sparql import QUERY_CHARACTERS_MAX, UPDATE_CHARACTERS_MAX, is_update
 from tidegate.knowledge.sparql_worker import GRACE_S
@@ -210,7 +210,7 @@ def test_limits_of_memory_rows_and_text(directory: Path | None) -> None:
     doubled = "".join(f"BIND(CONCAT(?x{n}, ?x{n}) AS ?x{n + 1}) " for n in range(1, 40))
 
     async def run() -> None:
-        limits = SparqlLimits(WAIT_S, WAIT_S, rows_max=1000, memory_max_bytes=100 << 20)
+        limits = SparqlLimits(WAIT_S, 1000, WAIT_S, 100, memory_max_bytes=100 << 20)
         async with running(directory, limits) as world:
             await fill(world)
             for text, code in (
@@ -231,7 +231,9 @@ def test_limits_of_memory_rows_and_text(directory: Path | None) -> None:
             with pytest.raises(KnowledgeError) as caught:
                 await world.do(UpdateJob("INSERT DATA {} #" + UPDATE_CHARACTERS_MAX * "x"))
             assert caught.value.code == "K142"
-            assert (await world.ask("SELECT * { ?s ?p ?o } LIMIT 1000")).shape is Shape.SOLUTIONS
+            assert len((await world.ask("SELECT * { ?s ?p ?o }")).rows) == TRIPLES
+            with pytest.raises(KnowledgeError, match="over 100 rows"):
+                await world.do(SubscribeJob(SparqlQuery("SELECT * { ?s ?p ?o }"), lambda: None))
 
     asyncio.run(run())
 
@@ -338,7 +340,7 @@ def test_a_worker_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
     async def run() -> None:
         async with running(tmp_path / "graph") as world:
             (tmp_path / "graph" / "copies").write_text("in the way")
-            with pytest.raises(KnowledgeError) as caught:
+            with pytest.raises(Unavailable) as caught:
                 await world.ask("SELECT * { ?s ?p ?o }")
             assert caught.value.code == "K144"
             (tmp_path / "graph" / "copies").unlink()

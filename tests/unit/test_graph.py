@@ -302,7 +302,7 @@ def test_a_copy_that_is_told_all_deltas_becomes_the_graph(seed: int, tmp_path: P
         deltas.append(graph.update(text))
         if number == 12:
             copied = graph.copy()
-    copy = Graph.open_copy(copied, rows_max=100)
+    copy = Graph.open_copy(copied)
     for delta in deltas[6:]:
         copy.apply(delta)
     assert len(copy) == len(graph)

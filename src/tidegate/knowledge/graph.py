@@ -138,11 +138,11 @@ class Graph:
         return copy
 
     @classmethod
-    def open_copy(cls, copy: Path, rows_max: int) -> Graph:
+    def open_copy(cls, copy: Path) -> Graph:
         """Reads the copy of a graph in memory, which needs its directory no more, or opens that of one on disk."""
         if not (copy / DUMP).exists():
-            return cls(copy, rows_max)
-        graph, kinds = cls(rows_max=rows_max), LiteralKinds(copy / KINDS)
+            return cls(copy)
+        graph, kinds = cls(), LiteralKinds(copy / KINDS)
         graph._store.load(path=copy / DUMP, format=ox.RdfFormat.N_QUADS)
         for name in msgspec.json.decode((copy / GRAPHS).read_bytes(), type=list[str]):
             graph._store.add_graph(ox.NamedNode(name))

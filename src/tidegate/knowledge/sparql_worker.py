@@ -58,6 +58,7 @@ class Change(_Message, frozen=True):
 class Ask(_Message, frozen=True):
     text: str
     time_max_s: float
+    rows_max: int
 
 
 class Update(_Message, frozen=True):
@@ -110,13 +111,13 @@ def frame(message: Any) -> bytes:
 
 
 def main() -> None:
-    descriptor, directory, rows_max, memory_max_bytes = sys.argv[1:]
+    descriptor, directory, memory_max_bytes = sys.argv[1:]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the broker, which then closes the socket
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     copy, code = Path(directory), 0
     connection = socket.socket(fileno=int(descriptor))
     try:
-        _serve(connection, copy, int(rows_max), int(memory_max_bytes))
+        _serve(connection, copy, int(memory_max_bytes))
     except MemoryError:
         code = OUT_OF_MEMORY
     except ConnectionError:
@@ -128,8 +129,8 @@ def main() -> None:
     os._exit(code)  # at once: the broker, which sees the socket closed by this, waits for it
 
 
-def _serve(connection: socket.socket, copy: Path, rows_max: int, memory_max_bytes: int) -> None:
-    graph = Graph.open_copy(copy, rows_max)
+def _serve(connection: socket.socket, copy: Path, memory_max_bytes: int) -> None:
+    graph = Graph.open_copy(copy)
     connection.sendall(frame(Ready()))
     with connection.makefile("rb") as stream, open("/proc/self/statm", "rb", buffering=0) as size:
         while len(head := stream.read(FRAME_HEAD_BYTES)) == FRAME_HEAD_BYTES:
@@ -158,6 +159,7 @@ def _replies(graph: Graph, request: Ask | Update) -> Iterator[Reply]:
             delta = graph.update(request.text)
             yield Updated(delta.added, delta.removed, delta.named)
             return
+        graph.rows_max = request.rows_max
         result = questions.ask(graph, SparqlQuery(request.text))
     except KnowledgeError as error:
         yield Refused(error.code, error.message, error.remedy)

@@ -53,6 +53,7 @@ READ_BYTES: Final = 256 * 1024
 # Changes are sent when there are so many, or with the next request; a worker that is behind by more is given up.
 UNSENT_BYTES: Final = 64 * 1024
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
+START_MAX_S: Final = 120.0  # until a worker has read its copy
 # A worker that nobody has asked anything for so many changes ends, as it costs more than it is worth.
 CHANGES_UNASKED_MAX: Final = 100_000
 
@@ -61,11 +62,13 @@ OnAnswer: TypeAlias = Callable[[Result | Delta | TidegateError], None]
 
 @dataclass(frozen=True, slots=True)
 class SparqlLimits:
-    """Of a query or update from outside. One that stays open has less time, as changes wait for it."""
+    """Of a query or update from outside. A query that stays open has less, as changes wait for it, and its rows are
+    compared on the event loop."""
 
     time_max_s: float = 5.0
-    open_time_max_s: float = 1.0
     rows_max: int = 100_000
+    open_time_max_s: float = 1.0
+    open_rows_max: int = 10_000
     memory_max_bytes: int = 512 * 1024 * 1024  # beside the copy of the graph
 
 
@@ -95,6 +98,8 @@ class SparqlWorkers:
 
     def __init__(self, graph: Graph, query_workers: int, limits: SparqlLimits | None = None) -> None:
         self._limits = limits or SparqlLimits()
+        self._rows_max = min(self._limits.rows_max, graph.rows_max)
+        self._open_rows_max = min(self._limits.open_rows_max, graph.rows_max)
         self._of_changes = SparqlWorker(graph, self._limits)
         self._of_queries = [SparqlWorker(graph, self._limits) for _ in range(query_workers)]
         self._all = [self._of_changes, *self._of_queries]
@@ -102,11 +107,11 @@ class SparqlWorkers:
     def ask(self, text: str, on_answer: OnAnswer) -> None:
         idle = [worker for worker in self._of_queries if not worker.is_busy]
         worker = next((worker for worker in idle if worker.is_running), idle[0])
-        worker.request(Ask(text, self._limits.time_max_s), on_answer)
+        worker.request(Ask(text, self._limits.time_max_s, self._rows_max), on_answer)
 
     def ask_open(self, text: str, on_answer: OnAnswer) -> None:
         """In the lane of changes: the answer is that of the graph as it is now."""
-        self._of_changes.request(Ask(text, self._limits.open_time_max_s), on_answer)
+        self._of_changes.request(Ask(text, self._limits.open_time_max_s, self._open_rows_max), on_answer)
 
     def update(self, text: str, on_answer: OnAnswer) -> None:
         """The delta of an update. The worker has made it: unless the next change is just that, it is given up."""
@@ -210,6 +215,7 @@ class SparqlWorker:
         self.started += 1
         loop = asyncio.get_running_loop()
         self._starting = starting = loop.run_in_executor(None, _launch, self._graph, self._limits)
+        self._timer = loop.call_later(START_MAX_S, self._on_late)
         for request in self._requests:
             self._put(frame(request.message))
         starting.add_done_callback(self._on_started)
@@ -299,6 +305,10 @@ class SparqlWorker:
             self._timer.cancel()
             self._timer = None
 
+    def _on_late(self) -> None:
+        self._end()
+        self._fail(_not_started(f"it takes over {START_MAX_S:g} s"))
+
     def _on_time(self) -> None:
         self.killed += 1
         error = self._too_long()
@@ -370,6 +380,7 @@ class SparqlWorker:
         match reply:
             case Ready():
                 self._is_ready = True
+                self._watch_no_more()
                 if self._requests:
                     self._watch()
             case Answered():
@@ -400,22 +411,25 @@ def _shutting_down() -> Unavailable:
     return Unavailable("U702", "the broker is shutting down", "connect again in a moment")
 
 
-def _not_started(reason: object) -> KnowledgeError:
-    return KnowledgeError("K144", f"no SPARQL worker can be started: {reason}", "look into the log of the broker")
+def _not_started(reason: object) -> Unavailable:
+    return Unavailable("K144", f"no SPARQL worker can be started: {reason}", "look into the log of the broker")
 
 
 def _launch(graph: Graph, limits: SparqlLimits) -> _Process:
     copy = graph.copy()
     ours, theirs = socket.socketpair()
-    with theirs:
-        command = [sys.executable, "-m", "tidegate.knowledge.sparql_worker", str(theirs.fileno()), str(copy)]
-        rows_max = min(limits.rows_max, graph.rows_max)
-        popen = subprocess.Popen(  # noqa: S603
-            [*command, str(rows_max), str(limits.memory_max_bytes)],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
     ours.setblocking(False)
+    command = [sys.executable, "-m", "tidegate.knowledge.sparql_worker"]
+    arguments = [str(theirs.fileno()), str(copy), str(limits.memory_max_bytes)]
+    try:
+        with theirs:
+            popen = subprocess.Popen(  # noqa: S603
+                [*command, *arguments], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+            )
+    except OSError:
+        ours.close()
+        shutil.rmtree(copy, ignore_errors=True)
+        raise
     return _Process(popen, ours, copy)
 
 

@@ -67,6 +67,9 @@ _STATUS_OF_CODE: Final = {
     "K111": Status.BAD_SYNTAX,
     "K112": Status.OUT_OF_RESOURCES,
     "K113": Status.INCOMPLETE,
+    "K140": Status.OUT_OF_RESOURCES,
+    "K141": Status.OUT_OF_RESOURCES,
+    "K142": Status.OUT_OF_RESOURCES,
 }
 
 
