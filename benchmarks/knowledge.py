@@ -53,8 +53,8 @@ def run(effort: Effort) -> str:
     told = [note.format(rounds=rounds) for note in _NOTES]
     return "\n".join(
         [
-            _workers_table(rounds, 300 if effort == QUICK else 1500, told),
-            _masks_table(rounds, 1000 if effort == QUICK else 5000),
+            _workers_table(rounds, 300 if effort == QUICK else 1000, told),
+            _masks_table(rounds, 1000 if effort == QUICK else 3000),
             _ssap_table(rounds),
             _million_table(TRIPLES_QUICK if effort == QUICK else TRIPLES_MANY),
         ]
