@@ -395,6 +395,23 @@ def test_an_open_query_that_becomes_endless_is_ended_and_the_others_are_told(dir
     asyncio.run(run())
 
 
+def test_a_subscriber_that_cannot_be_told_costs_the_others_nothing() -> None:
+    def fail() -> None:
+        raise ValueError("a mistake of its listener")
+
+    async def run() -> None:
+        async with running() as world:
+            news: list[str] = []
+            for question in (SparqlQuery("SELECT ?o { <http://e/s> ?p ?o }"), (Mask(Uri("http://e/s")),)):
+                await world.do(SubscribeJob(question, fail))
+                await world.do(SubscribeJob(question, lambda: news.append("told")))
+            for value in ("1", "2"):
+                assert len((await world.insert("s", value)).added) == 1
+            assert len(news) == 4
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_indications_compose_to_the_result_after_every_change(seed: int) -> None:
     """Through workers, some of which die: a query is ended by that, or exact."""

@@ -298,5 +298,9 @@ class KnowledgeBase:
     def _tell(self, told: list[str]) -> None:
         self.spread_s = self.pool.spread_s(len(told))
         for subscription_id in told:
-            if (on_news := self._on_news.get(subscription_id)) is not None:
-                on_news()
+            on_news = self._on_news.get(subscription_id)
+            try:
+                if on_news is not None:
+                    on_news()
+            except Exception:  # the change is made, and the others are to be told
+                log.exception("the subscriber of %s cannot be told", subscription_id)
