@@ -20,7 +20,7 @@ from tidegate.errors import KnowledgeError
 from tidegate.knowledge.terms import RDF, Literal, Mask, Uri, text_of
 
 TEXTS_REMEMBERED: Final = 256
-REMEMBERED_CHARACTERS_MAX: Final = 1 << 12
+CHARACTERS_REMEMBERED_MAX: Final = 16 * 1024
 QUERY_CHARACTERS_MAX: Final = 1 << 16
 UPDATE_CHARACTERS_MAX: Final = 1 << 20
 # The store follows brackets by calling itself: some thousands of them would exhaust the stack of the process.
@@ -81,7 +81,7 @@ class Operation(NamedTuple):
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
-    return _remembered_tokens(text) if len(text) <= REMEMBERED_CHARACTERS_MAX else tuple(_tokens(text))
+    return _remembered_tokens(text) if len(text) <= CHARACTERS_REMEMBERED_MAX else tuple(_tokens(text))
 
 
 def is_update(text: str) -> bool:
