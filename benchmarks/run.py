@@ -24,6 +24,7 @@ BENCHMARKS: Final = (
     "http_ingest",
     "memory",
     "queues",
+    "knowledge",
     "matcher",
     "spark_source",
     "spark_matching",

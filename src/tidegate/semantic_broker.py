@@ -118,7 +118,7 @@ class SemanticBroker:
         await GraphMirror(rules, self._host, knowledge, self._name).start()
         self._listener = SsapListener(knowledge, self._token, self._config.connections_max)
         named = NamedQueries(directory / "queries", knowledge)
-        named.open()
+        await named.open()
         return named
 
     async def start(self, tls: ssl.SSLContext | None) -> int:
@@ -146,9 +146,10 @@ class SemanticBroker:
         return shown
 
     async def stop(self) -> None:
-        """Takes no more over SSAP, and tells the subscribers there that it goes."""
+        """Takes no more over SSAP, and tells the subscribers there that it goes; SPARQL is answered no more."""
         assert self._listener is not None
         await self._listener.stop()
+        await self._listener.knowledge.stop()
 
     async def flush(self) -> None:
         """Returns when all changes are on the disk."""

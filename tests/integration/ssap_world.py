@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 from tidegate.knowledge.graph import Graph
 from tidegate.knowledge.knowledge_base import KnowledgeBase
 from tidegate.knowledge.request_pool import PoolSettings
+from tidegate.knowledge.sparql_workers import SparqlLimits
 from tidegate.listeners.ssap import SsapListener
 
 TIMEOUT_S = 20
@@ -22,12 +23,18 @@ T = TypeVar("T")
 
 
 class SsapWorld:
-    def __init__(self, settings: PoolSettings | None = None, resume_s: float = 60.0, rows_max: int = 1000) -> None:
+    def __init__(
+        self,
+        settings: PoolSettings | None = None,
+        resume_s: float = 60.0,
+        rows_max: int = 1000,
+        limits: SparqlLimits | None = None,
+    ) -> None:
         self.graph = Graph(rows_max=rows_max)
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
-        self.knowledge = KnowledgeBase(self.graph, settings, resume_s=resume_s)
+        self.knowledge = KnowledgeBase(self.graph, settings, resume_s=resume_s, limits=limits)
         self.port = asyncio.run_coroutine_threadsafe(self._start(), self.loop).result(TIMEOUT_S)
 
     async def _start(self) -> int:
@@ -55,6 +62,7 @@ class SsapWorld:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop_listener()
+        asyncio.run_coroutine_threadsafe(self.knowledge.stop(), self.loop).result(TIMEOUT_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(TIMEOUT_S)
         self.loop.close()

@@ -24,6 +24,7 @@ from ssap_world import (
 )
 
 from tidegate.knowledge.request_pool import PoolSettings
+from tidegate.knowledge.sparql_workers import SparqlLimits
 
 ANY = "http://www.nokia.com/NRC/M3/sib#any"
 EVERYTHING = masks((ANY, ANY, ANY))
@@ -232,6 +233,32 @@ def test_a_subscription_whose_result_grows_too_large_is_reset() -> None:
         assert status(subscriber.read()) == "m3:SIB.Notification.Reset"
         assert subscriber.read_to_end() == b""
         assert status(writer.ask("QUERY", EVERYTHING)) == "m3:SIB.Failure.OutOfResources"
+
+
+def test_sparql_that_never_ends_is_refused_and_ends_a_subscription() -> None:
+    endless = "{ <http://e/on> <http://e/p> ?x . ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
+    count = f"SELECT (COUNT(*) AS ?n) {endless}"
+    with SsapWorld(limits=SparqlLimits(time_max_s=1.0, open_time_max_s=1.0)) as world, Kp(world) as subscriber:
+        assert status(subscriber.ask("SUBSCRIBE", sparql(count))) == "m3:Success"
+        with Kp(world) as kp:
+            triples = [(f"http://e/{number}", "http://e/p", "x") for number in range(300)]
+            assert status(kp.ask("INSERT", graph_of("insert_graph", *triples))) == "m3:Success"
+            assert (
+                status(kp.ask("INSERT", graph_of("insert_graph", ("http://e/on", "http://e/p", "x")))) == "m3:Success"
+            )
+            ended = subscriber.read()
+            assert ended.findtext("transaction_type") == "UNSUBSCRIBE"
+            assert status(ended) == "m3:SIB.Notification.Reset"
+            for kind, text in (
+                ("QUERY", count),
+                ("SUBSCRIBE", count),
+                ("QUERY", f"INSERT {{ ?a ?b ?l }} WHERE {endless}"),
+            ):
+                refused = kp.ask(kind, sparql(text))
+                assert status(refused) == "m3:SIB.Failure.OutOfResources"
+                assert "K140" in text_of(refused, "error")
+            assert status(kp.ask("QUERY", sparql("SELECT * { ?s ?p 'x' }"))) == "m3:Success"
+    assert len(world.graph) == 301
 
 
 def test_the_dead_are_cleaned_away() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
+from typing import Any, ParamSpec
 
 import pytest
 
@@ -19,6 +22,7 @@ from tidegate.knowledge.persistent_query import Indication
 from tidegate.knowledge.question import Row, ask
 from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
 
+P = ParamSpec("P")
 QUESTIONS = [
     {"query": "SELECT ?s (COUNT(?o) AS ?n) { ?s <p> ?o } GROUP BY ?s"},
     {"query": "ASK { <s1> <p> '1' }"},
@@ -34,15 +38,43 @@ class Broker:
     def __init__(self, directory: Path, rows_max: int = 1000) -> None:
         self._directory = directory
         self.graph = Graph(rows_max=rows_max)
-        self.kill()
 
-    def kill(self) -> None:
+    async def open(self) -> None:
         self.knowledge = KnowledgeBase(self.graph)
         self.named = NamedQueries(self._directory, self.knowledge)
-        self.named.open()
+        await self.named.open()
 
-    def change(self, removed: Iterable[Mask], inserted: Iterable[Triple]) -> None:
-        self.knowledge.submit("kp", ChangeJob(tuple(removed), tuple(inserted)), lambda *_: None)
+    async def kill(self) -> None:
+        await self.knowledge.stop()
+        await self.open()
+
+    async def change(self, removed: Iterable[Mask], inserted: Iterable[Triple]) -> None:
+        await self.knowledge.call("kp", ChangeJob(tuple(removed), tuple(inserted)))
+
+
+OPENED: list[Broker] = []
+
+
+async def opened(directory: Path, rows_max: int = 1000) -> Broker:
+    """Its workers end with the test."""
+    OPENED.append(Broker(directory, rows_max))
+    await OPENED[-1].open()
+    return OPENED[-1]
+
+
+def in_a_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    async def scenario(*arguments: P.args, **named: P.kwargs) -> None:
+        try:
+            await test(*arguments, **named)
+        finally:
+            while OPENED:
+                await OPENED.pop().knowledge.stop()
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        asyncio.run(scenario(*arguments, **named))
+
+    return run
 
 
 class Subscriber:
@@ -54,8 +86,8 @@ class Subscriber:
         self.rows: Counter[Row] = Counter()
         self.resets = 0
 
-    def connect(self) -> None:
-        self._broker.named.begin(self._name, self._question)
+    async def connect(self) -> None:
+        await self._broker.named.begin(self._name, self._question)
         resumption = self._broker.named.resume(self._name, self.sequence, lambda: None)
         if resumption.result is not None:
             self.resets += 1
@@ -80,74 +112,81 @@ class Subscriber:
         self.sequence = indication.sequence
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_a_subscriber_has_the_result_whatever_happens(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(8))
+@in_a_loop
+async def test_a_subscriber_has_the_result_whatever_happens(seed: int) -> None:
     """Changes, taking, messages that are lost with their connection, brokers that are killed."""
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as directory:
-        broker = Broker(Path(directory))
+        broker = await opened(Path(directory))
         subscribers = [Subscriber(broker, f"name{i}", question) for i, question in enumerate(QUESTIONS)]
         for subscriber in subscribers:
-            subscriber.connect()
+            await subscriber.connect()
         for _ in range(60):
             action = chance.choice(["change", "change", "change", "take", "lose", "kill"])
             if action == "change":
                 subject, predicate = Uri(f"s{chance.randrange(3)}"), Uri(chance.choice("pq"))
                 triple = Triple(subject, predicate, Literal(str(chance.randrange(3))))
                 gone = [Mask(subject, predicate)] if chance.random() < 0.3 else []
-                broker.change(gone, [triple] if chance.random() < 0.8 else [])
+                await broker.change(gone, [triple] if chance.random() < 0.8 else [])
             elif action == "kill":
-                broker.kill()
+                await broker.kill()
                 for subscriber in subscribers:
-                    subscriber.connect()
+                    await subscriber.connect()
                     assert subscriber.rows == subscriber.result()
             else:
                 subscriber = chance.choice(subscribers)
                 subscriber.take(is_lost=action == "lose")
                 if action == "lose":
-                    subscriber.connect()
+                    await subscriber.connect()
                 assert subscriber.rows == subscriber.result()
         for subscriber in subscribers:
             subscriber.take(is_lost=False)
             assert subscriber.rows == subscriber.result()
 
 
-def test_who_has_seen_everything_goes_on_after_a_restart(tmp_path: Path) -> None:
-    broker = Broker(tmp_path)
+@in_a_loop
+async def test_who_has_seen_everything_goes_on_after_a_restart(tmp_path: Path) -> None:
+    broker = await opened(tmp_path)
     subscribers = [Subscriber(broker, f"name{i}", question) for i, question in enumerate(QUESTIONS)]
     for subscriber in subscribers:
-        subscriber.connect()
+        await subscriber.connect()
         assert (subscriber.resets, subscriber.sequence) == (1, 0)
-    broker.change([], [Triple(Uri("s1"), Uri("p"), Literal("1"))])
+    await broker.change([], [Triple(Uri("s1"), Uri("p"), Literal("1"))])
     for subscriber in subscribers:
         subscriber.take(is_lost=False)
-    broker.kill()
+    await broker.kill()
     for subscriber in subscribers:
-        subscriber.connect()
+        await subscriber.connect()
         assert (subscriber.resets, subscriber.sequence) == (1, 1), "nothing has changed: no whole result"
-    broker.change([Mask()], [])
+    await broker.change([Mask()], [])
     for subscriber in subscribers:
         subscriber.take(is_lost=False)
         assert subscriber.sequence == 2
         assert subscriber.rows == subscriber.result()
 
 
-def test_names_are_found_without_their_questions_until_they_are_dropped(tmp_path: Path) -> None:
-    broker = Broker(tmp_path)
+@in_a_loop
+async def test_names_are_found_without_their_questions_until_they_are_dropped(tmp_path: Path) -> None:
+    broker = await opened(tmp_path)
     named, question = broker.named, {"s": "s1"}
     with pytest.raises(TidegateError, match="K127"):
-        named.begin("a", {})
-    assert named.begin("a", question | {"name": "a"}) == named.begin("a", {}) == named.begin("a", question)
+        await named.begin("a", {})
+    assert (
+        await named.begin("a", question | {"name": "a"})
+        == await named.begin("a", {})
+        == await named.begin("a", question)
+    )
     with pytest.raises(TidegateError, match="K126"):
-        named.begin("a", {"s": "s2"})
-    broker.kill()
-    broker.named.begin("a", {})
+        await named.begin("a", {"s": "s2"})
+    await broker.kill()
+    await broker.named.begin("a", {})
     broker.named.drop("a")
     for again in (False, True):
         if again:
-            broker.kill()
+            await broker.kill()
         with pytest.raises(TidegateError, match="K127"):
-            broker.named.begin("a", {})
+            await broker.named.begin("a", {})
         with pytest.raises(TidegateError, match="K127"):
             broker.named.drop("a")
     assert broker.knowledge.queries.statistics().subscriptions == 0
@@ -155,42 +194,46 @@ def test_names_are_found_without_their_questions_until_they_are_dropped(tmp_path
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "a b", "ä", "x" * 65, "a\n"])
-def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+@in_a_loop
+async def test_names_that_are_none(tmp_path: Path, name: str) -> None:
     with pytest.raises(TidegateError, match="K125"):
-        Broker(tmp_path).named.begin(name, {"s": "x"})
+        await (await opened(tmp_path)).named.begin(name, {"s": "x"})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_there_is_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@in_a_loop
+async def test_there_is_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_queries, "NAMES_MAX", 2)
-    named = Broker(tmp_path).named
+    named = (await opened(tmp_path)).named
     for name in "ab":
-        named.begin(name, {"s": "x"})
+        await named.begin(name, {"s": "x"})
     with pytest.raises(TidegateError, match="L655"):
-        named.begin("c", {"s": "x"})
+        await named.begin("c", {"s": "x"})
     named.drop("a")
-    named.begin("c", {"s": "x"})
+    await named.begin("c", {"s": "x"})
 
 
-def test_a_question_that_can_be_answered_no_more_frees_its_name(tmp_path: Path) -> None:
-    broker = Broker(tmp_path, rows_max=3)
+@in_a_loop
+async def test_a_question_that_can_be_answered_no_more_frees_its_name(tmp_path: Path) -> None:
+    broker = await opened(tmp_path, rows_max=3)
     subscriber = Subscriber(broker, "all", {"query": "SELECT * { ?s ?p ?o }"})
-    subscriber.connect()
-    broker.change([], [Triple(Uri("s"), Uri("p"), Literal(str(number))) for number in range(4)])
+    await subscriber.connect()
+    await broker.change([], [Triple(Uri("s"), Uri("p"), Literal(str(number))) for number in range(4)])
     with pytest.raises(TidegateError, match="K117"):
         subscriber.take(is_lost=False)
-    broker.kill()  # it cannot be opened again either
+    await broker.kill()  # it cannot be opened again either
     assert len(broker.named) == 0
-    broker.change([Mask()], [])
-    subscriber.connect()
+    await broker.change([Mask()], [])
+    await subscriber.connect()
     assert subscriber.rows == Counter()
 
 
-def test_files_that_are_spoilt_are_left_alone(tmp_path: Path) -> None:
+@in_a_loop
+async def test_files_that_are_spoilt_are_left_alone(tmp_path: Path) -> None:
     for name, text in {"a": "{", "b": '{"question": {}, "sequence": 0, "digest": ""}', "c": "[]"}.items():
         (tmp_path / f"{name}.json").write_text(text)
-    broker = Broker(tmp_path)
+    broker = await opened(tmp_path)
     assert len(broker.named) == 0
-    broker.named.begin("a", {"s": "x"})
-    broker.kill()
+    await broker.named.begin("a", {"s": "x"})
+    await broker.kill()
     assert len(broker.named) == 1

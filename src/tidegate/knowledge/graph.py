@@ -21,6 +21,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import tempfile
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, wraps
 from pathlib import Path
@@ -48,6 +51,12 @@ from tidegate.knowledge.terms import (
 
 IRIS_REMEMBERED: Final = 1 << 16
 ROWS_MAX: Final = 1_000_000
+# What lies in the directory of a graph, or of a copy.
+TRIPLES: Final = "triples"
+KINDS: Final = "kinds.json"
+COPIES: Final = "copies"
+DUMP: Final = "triples.nq"
+GRAPHS: Final = "graphs.json"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -110,14 +119,43 @@ class Graph:
     """`Graph()` lives in memory, `Graph(directory)` on disk, where one process at a time may open it."""
 
     def __init__(self, directory: str | os.PathLike[str] | None = None, rows_max: int = ROWS_MAX) -> None:
-        self._rows_max = rows_max
-        self._kinds = LiteralKinds(None if directory is None else Path(directory) / "kinds.json")
-        self._store = ox.Store() if directory is None else _open(Path(directory))
+        self.rows_max = rows_max
+        self._directory = None if directory is None else Path(directory)
+        self._kinds = LiteralKinds(None if self._directory is None else self._directory / KINDS)
+        self._store = ox.Store() if self._directory is None else _open(self._directory)
         if not self._kinds.load():
             self._learn()
 
     def __len__(self) -> int:
         return len(self._store)
+
+    def copy(self) -> Path:
+        """A directory with a copy, for another process to open with `open_copy` and to remove. Any thread may call it;
+        it has all changes made before, and perhaps some that are made meanwhile."""
+        if self._directory is None:
+            copy = Path(tempfile.mkdtemp(prefix="tidegate-graph-"))
+            graphs = [graph.value for graph in self._store.named_graphs()]  # a dump has those with triples alone
+            (copy / GRAPHS).write_bytes(msgspec.json.encode(graphs))
+            self._store.dump(os.fspath(copy / DUMP), ox.RdfFormat.N_QUADS)
+        else:
+            copy = self._directory / COPIES / str(uuid.uuid4())
+            copy.mkdir(parents=True)
+            self._store.backup(copy / TRIPLES)  # links to its files
+        self._kinds.write(copy / KINDS)  # of at least what was copied
+        return copy
+
+    @classmethod
+    def open_copy(cls, copy: Path) -> Graph:
+        """Reads the copy of a graph in memory, which needs its directory no more, or opens that of one on disk."""
+        if not (copy / DUMP).exists():
+            return cls(copy)
+        graph, kinds = cls(), LiteralKinds(copy / KINDS)
+        graph._store.load(path=copy / DUMP, format=ox.RdfFormat.N_QUADS)
+        for name in msgspec.json.decode((copy / GRAPHS).read_bytes(), type=list[str]):
+            graph._store.add_graph(ox.NamedNode(name))
+        kinds.load()
+        graph._kinds.add(kinds)
+        return graph
 
     def change(self, removed: Iterable[Mask] = (), inserted: Iterable[NewTriple | Triple] = ()) -> Delta:
         """Removes what the masks match, then inserts, in one step."""
@@ -125,6 +163,11 @@ class Graph:
         named: dict[str, Uri] = {}
         new = _as_stored({_new_quad(triple, named) for triple in inserted})
         return self._commit(gone - new, new, named)
+
+    def apply(self, delta: Delta) -> Delta:
+        """Makes what another graph has become: what is so already is left so."""
+        gone, new = ({_new_quad(triple, {}) for triple in triples} for triples in (delta.removed, delta.added))
+        return self._commit(gone, new, delta.named)
 
     @_leaves_nothing
     def update(self, text: str) -> Delta:
@@ -172,7 +215,7 @@ class Graph:
 
     def _bounded(self, rows: Iterable[_T]) -> Iterator[_T]:
         for number, row in enumerate(rows):
-            if number == self._rows_max:
+            if number == self.rows_max:
                 raise KnowledgeError("K109", f"the result has over {number} rows", "ask for less, or use LIMIT")
             yield row
 
@@ -203,7 +246,9 @@ class Graph:
         store = self._store
         removed = [quad for quad in gone if quad in store]
         added = [quad for quad in new if quad not in store]
-        self._kinds.add(_kinds_of(added))
+        delta = _delta(added, removed, named)
+        literals = (triple.object for triple in delta.added if isinstance(triple.object, Literal))
+        self._kinds.add({(literal.datatype, literal.language) for literal in literals})
         if removed and added:
             store.update(f"DELETE DATA {{{_data(removed)}}};INSERT DATA {{{_data(added)}}}")
         elif removed:
@@ -212,7 +257,7 @@ class Graph:
             store.add(added[0])
         elif added:
             store.extend(added)
-        return _delta(added, removed, named)
+        return delta
 
     def _foresee(self, operations: list[sparql.Operation] | None) -> tuple[set[ox.Quad], set[ox.Quad]] | None:
         """What an update removes and inserts; None when an operation sees what one before it has changed."""
@@ -241,7 +286,7 @@ class Graph:
 
     def _update_and_compare(self, text: str, masks: tuple[Mask, ...] | None) -> Delta:
         """Compares what the masks match, or everything, before and after."""
-        before = self._snapshot(masks)
+        before, graphs = self._snapshot(masks), set(self._store.named_graphs())
         named: dict[str, Uri] = {}
         self._kinds.doubt()
         try:
@@ -253,7 +298,17 @@ class Graph:
         added = self._name_blank_nodes(after - before, named)
         self._kinds.add(_kinds_of(added))
         self._kinds.confirm()
+        self._know_graphs(graphs)
         return _delta(added, before - after, named)
+
+    def _know_graphs(self, before: set[ox.NamedNode | ox.BlankNode]) -> None:
+        """A named graph is known from its first triple on, for ever: so whoever makes all deltas knows the same."""
+        after = set(self._store.named_graphs())
+        for graph in after - before:
+            if next(self._store.quads_for_pattern(None, None, None, graph), None) is None:
+                self._store.remove_graph(graph)
+        for graph in before - after:
+            self._store.add_graph(graph)
 
     def _snapshot(self, masks: tuple[Mask, ...] | None) -> set[ox.Quad]:
         return set(self._store) if masks is None else {quad for mask in masks for quad in self._quads(mask)}
@@ -292,7 +347,9 @@ class Graph:
 def _open(directory: Path) -> ox.Store:
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        return ox.Store(directory / "triples")
+        store = ox.Store(directory / TRIPLES)
+        shutil.rmtree(directory / COPIES, ignore_errors=True)  # of a process that was killed
+        return store
     except OSError as error:
         raise KnowledgeError(
             "K107", f"the graph in {str(directory)!r} cannot be opened: {error}", "end the process that uses it"

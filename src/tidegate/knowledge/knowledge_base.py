@@ -1,15 +1,16 @@
 """One knowledge base: the graph, the persistent queries on it, and the request pool before it.
 
 Listeners submit jobs and are called back with the answer and the load. Changes and masks take microseconds and run at
-once, on the event loop; SPARQL queries, which may take long, run in threads, where the store lets go of the
-interpreter. After each change and before its answer, cached answers that it touches are forgotten, `publish` gets its
-delta, and the persistent queries find out whom it concerns: who is confirmed a change knows that every later answer and
-indication has it. Subscribers take their indications when they can; none of them holds up a change.
+once, on the event loop. SPARQL, which may take long, is evaluated by workers, under limits: queries in a lane of their
+own; updates, and queries that stay open, in the lane of changes. An update changes nothing before the worker has told
+its whole delta. After each change and before its answer, cached answers that it touches are forgotten, `publish` and
+the workers get its delta, and the persistent queries find out whom it concerns: who is confirmed a change knows that
+every later answer and indication has it. While queries that it concerns are asked again the next change waits, and
+nothing else. Subscribers take their indications when they can; none of them holds up a change.
 
 A subscription whose connection is lost is kept for `resume_s`, for a client that comes back to go on.
 
-What may go wrong: what the parts refuse, which is the answer; a mistake of the broker (K118), which is logged; a SPARQL
-query that never ends, which holds one of the query workers, as the store cannot be stopped.
+What may go wrong: what the parts refuse, which is the answer; a mistake of the broker (K118), which is logged.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import threading
 import time
 import uuid
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from tidegate.errors import KnowledgeError, Overloaded, TidegateError
 from tidegate.knowledge import question as questions
+from tidegate.knowledge import sparql
 from tidegate.knowledge.graph import Delta, Graph, NewTriple
 from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
 from tidegate.knowledge.question import Question, Result, SparqlQuery
 from tidegate.knowledge.request_pool import Lane, Load, PoolRequest, PoolSettings, RequestPool
-from tidegate.knowledge.sparql import is_repeatable
+from tidegate.knowledge.sparql_workers import SparqlLimits, SparqlWorkers
 from tidegate.knowledge.terms import Mask, Triple
 
 log = logging.getLogger(__name__)
@@ -63,10 +64,13 @@ class AskJob(msgspec.Struct, frozen=True):
 
 class SubscribeJob(msgspec.Struct, frozen=True):
     """Answered with a Subscribed. `on_news` is called whenever there is something to take, and when nothing can be
-    taken any more (K117)."""
+    taken any more (K117). Without an id it gets one that nobody can guess; indications are numbered on from
+    `sequence`."""
 
     question: Question
     on_news: Callable[[], None]
+    subscription_id: str = ""
+    sequence: int = 0
 
 
 class Subscribed(msgspec.Struct, frozen=True):
@@ -76,6 +80,7 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 Job: TypeAlias = ChangeJob | UpdateJob | AskJob | SubscribeJob
 OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
+_LATER: Final = object()  # instead of an answer that a worker will give
 
 
 class KnowledgeBase:
@@ -90,9 +95,12 @@ class KnowledgeBase:
         check_room: Callable[[], None] | None = None,
         resume_s: float = RESUME_S,
         now_s: Callable[[], float] = time.monotonic,
+        limits: SparqlLimits | None = None,
     ) -> None:
+        settings = settings or PoolSettings()
         self.graph = graph
         self.pool = RequestPool(settings)
+        self.workers = SparqlWorkers(graph, settings.query_workers, limits)
         self._masks_of = lru_cache(QUESTIONS_REMEMBERED)(lambda question: questions.masks_of(graph, question))
         self.queries = PersistentQueries(lambda question: questions.ask(graph, question), self._masks_of)
         self.spread_s = 0.0  # over which those whom the last change concerns should spread their fetches
@@ -111,7 +119,7 @@ class KnowledgeBase:
         ticket = self._next_ticket
         try:
             request = self._request(ticket, kp, job, is_service)
-            if request.lane is Lane.CHANGES:
+            if isinstance(job, ChangeJob | UpdateJob):
                 self._check_changes()
             answered = self.pool.on_request(request, self._now_s())
         except TidegateError as error:
@@ -165,16 +173,44 @@ class KnowledgeBase:
             self.pool.count_refused(Lane.CHANGES)
             raise
 
+    async def call(self, kp: str, job: Job, is_service: bool = False) -> tuple[Any, Load | None]:
+        """Submits a job and waits; its answer and the load, or its error raised. Whoever is cancelled is not told."""
+        done: asyncio.Future[tuple[Any, Load | None]] = asyncio.get_running_loop().create_future()
+
+        def on_answer(answer: Any, load: Load | None) -> None:
+            if done.cancelled():
+                return
+            if isinstance(answer, TidegateError):
+                done.set_exception(answer)
+            else:
+                done.set_result((answer, load))
+
+        self.submit(kp, job, on_answer, is_service)
+        return await done
+
+    async def stop(self) -> None:
+        """Ends the workers. Whoever still waits for one is told that the broker shuts down."""
+        await self.workers.stop()
+
     def _request(self, ticket: int, kp: str, job: Job, is_service: bool) -> PoolRequest:
         match job:
-            case ChangeJob() | UpdateJob():
+            case ChangeJob():
                 return PoolRequest(ticket, Lane.CHANGES, kp, is_service)
-            case SubscribeJob():
-                return PoolRequest(ticket, Lane.SUBSCRIPTIONS, kp, is_service)
+            case UpdateJob():
+                sparql.check_length(job.text, sparql.UPDATE_CHARACTERS_MAX)
+                return PoolRequest(ticket, Lane.CHANGES, kp, is_service)
         question = job.question
-        if isinstance(question, SparqlQuery) and not _can_be_shared(question.text):
-            return PoolRequest(ticket, Lane.QUERIES, kp, is_service)
-        return PoolRequest(ticket, Lane.QUERIES, kp, is_service, question, self._masks_of(question))
+        if isinstance(question, SparqlQuery):
+            sparql.check_length(question.text, sparql.QUERY_CHARACTERS_MAX)
+        if isinstance(job, SubscribeJob):
+            # No change may come between the first result of a query and the first change that it is told.
+            lane = Lane.CHANGES if isinstance(question, SparqlQuery) else Lane.SUBSCRIPTIONS
+            return PoolRequest(ticket, lane, kp, is_service)
+        if not isinstance(question, SparqlQuery):
+            return PoolRequest(ticket, Lane.QUERIES, kp, is_service, question, self._masks_of(question))
+        if not _can_be_shared(question.text):
+            return PoolRequest(ticket, Lane.SPARQL, kp, is_service)
+        return PoolRequest(ticket, Lane.SPARQL, kp, is_service, question, self._masks_of(question))
 
     def _run_started(self) -> None:
         """Runs what the pool starts, until it starts no more. What a callback submits waits for the next round."""
@@ -190,39 +226,49 @@ class KnowledgeBase:
 
     def _run(self, ticket: int) -> None:
         job, kp, _ = self._jobs[ticket]
-        if isinstance(job, AskJob) and isinstance(job.question, SparqlQuery):
-            # A daemon, as a query that never ends must not keep the process from ending; the pool bounds their number.
-            loop = asyncio.get_running_loop()
-            threading.Thread(target=self._run_in_thread, args=(ticket, job, kp, loop), daemon=True).start()
-        else:
-            self._finish(ticket, self._answer(job, kp))
+        self._go_on(ticket, partial(self._begin, ticket, job, kp))
 
-    def _run_in_thread(self, ticket: int, job: Job, kp: str, loop: asyncio.AbstractEventLoop) -> None:
-        answer = self._answer(job, kp)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._on_thread_done, ticket, answer)
-
-    def _on_thread_done(self, ticket: int, answer: Any) -> None:
-        self._finish(ticket, answer)
-        self._run_started()
-
-    def _answer(self, job: Job, kp: str) -> Any:
+    def _go_on(self, ticket: int, step: Callable[[], Any]) -> None:
         """The one place where every failure of a job becomes an answer."""
         try:
-            match job:
-                case ChangeJob():
-                    return self._on_delta(self.graph.change(job.removed, job.inserted))
-                case UpdateJob():
-                    return self._on_delta(self.graph.update(job.text))
-                case AskJob():
-                    return questions.ask(self.graph, job.question)
-                case SubscribeJob():
-                    return self._subscribe(job, kp)
+            answer = step()
         except TidegateError as error:
-            return error
+            answer = error
         except Exception:
             log.exception("a request to the knowledge base failed")
-            return TidegateError("K118", "the broker made a mistake", "look into its log")
+            answer = TidegateError("K118", "the broker made a mistake", "look into its log")
+        if answer is not _LATER:
+            self._finish(ticket, answer)
+
+    def _then(self, ticket: int, step: Callable[[Any], Any]) -> Callable[[Any], None]:
+        """What a worker is to call with its answer."""
+
+        def on_answer(answer: Any) -> None:
+            self._go_on(ticket, partial(step, answer))
+            self._run_started()
+
+        return on_answer
+
+    def _begin(self, ticket: int, job: Job, kp: str) -> Any:
+        """An answer, or _LATER."""
+        match job:
+            case ChangeJob():
+                return self._on_delta(ticket, self.graph.change(job.removed, job.inserted))
+            case UpdateJob():
+                if sparql.is_data(job.text):
+                    return self._on_delta(ticket, self.graph.update(job.text))
+                self.workers.update(job.text, self._then(ticket, partial(self._on_updated, ticket)))
+                return _LATER
+            case AskJob(SparqlQuery(text)):
+                self.workers.ask(text, self._then(ticket, lambda answer: answer))
+                return _LATER
+            case AskJob():
+                return questions.ask(self.graph, job.question)
+        if not isinstance(job.question, SparqlQuery) or self.queries.is_open(job.question):
+            return self._subscribe(job, kp, None)
+        self.queries.check_room(kp)
+        self.workers.ask_open(job.question.text, self._then(ticket, partial(self._subscribe, job, kp)))
+        return _LATER
 
     def _finish(self, ticket: int, answer: Any) -> None:
         now_s = self._now_s()
@@ -237,27 +283,62 @@ class KnowledgeBase:
         _, _, on_answer = self._jobs.pop(ticket)
         on_answer(answer, load)
 
-    def _subscribe(self, job: SubscribeJob, kp: str) -> Subscribed:
-        subscription_id = str(uuid.uuid4())
-        result = self.queries.subscribe(subscription_id, kp, job.question)
+    def _subscribe(self, job: SubscribeJob, kp: str, first: Result | TidegateError | None) -> Subscribed:
+        if isinstance(first, TidegateError):
+            raise first
+        subscription_id = job.subscription_id or str(uuid.uuid4())
+        result = self.queries.subscribe(subscription_id, kp, job.question, first, job.sequence)
         self._on_news[subscription_id] = job.on_news
         return Subscribed(subscription_id, result)
 
-    def _on_delta(self, delta: Delta) -> Delta:
-        if delta:
-            self.pool.on_change(delta)
-            if self._publish is not None:
-                self._publish(delta)
-            began_s = self._now_s()
-            told = self.queries.on_change(delta)
-            self.spread_s = self.pool.spread_s(len(told))
-            self.pool.on_notified(self._now_s() - began_s, began_s)
-            for subscription_id in told:
-                if (on_news := self._on_news.get(subscription_id)) is not None:
-                    on_news()
+    def _on_updated(self, ticket: int, answer: Delta | TidegateError) -> Any:
+        if isinstance(answer, TidegateError):
+            raise answer
+        applied = self.graph.apply(answer)
+        assert (set(applied.added), set(applied.removed)) == (set(answer.added), set(answer.removed)), (
+            "a worker is astray"
+        )
+        return self._on_delta(ticket, answer)
+
+    def _on_delta(self, ticket: int, delta: Delta) -> Any:
+        """The delta, when all whom it concerns are told, or _LATER."""
+        if not delta:
+            return delta
+        self.pool.on_change(delta)
+        self.workers.on_change(delta)
+        if self._publish is not None:
+            self._publish(delta)
+        began_s = self._now_s()
+        concern = self.queries.on_change(delta)
+        self._tell(concern.told)
+        if not concern.to_ask:
+            return self._on_told(delta, began_s)
+        for question in concern.to_ask:
+            on_answer = partial(self._on_asked_again, delta, question, began_s)
+            self.workers.ask_open(question.text, self._then(ticket, on_answer))
+        return _LATER
+
+    def _on_asked_again(
+        self, delta: Delta, question: SparqlQuery, began_s: float, answer: Result | TidegateError
+    ) -> Any:
+        self._tell(self.queries.on_answer(question, answer))
+        return _LATER if self.queries.is_awaiting else self._on_told(delta, began_s)
+
+    def _on_told(self, delta: Delta, began_s: float) -> Delta:
+        self.pool.on_notified(self._now_s() - began_s, began_s)
         return delta
+
+    def _tell(self, told: list[str]) -> None:
+        self.spread_s = self.pool.spread_s(len(told))
+        for subscription_id in told:
+            on_news = self._on_news.get(subscription_id)
+            try:
+                if on_news is not None:
+                    on_news()
+            except Exception:  # the change is made, and the others are to be told
+                log.exception("the subscriber of %s cannot be told", subscription_id)
 
 
 def _can_be_shared(text: str) -> bool:
     """Whether a query may be answered together with its equals; very long ones are not worth remembering."""
-    return len(text) <= SHARED_CHARACTERS_MAX and is_repeatable(text)
+    return len(text) <= SHARED_CHARACTERS_MAX and sparql.is_repeatable(text)

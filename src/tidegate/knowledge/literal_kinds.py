@@ -52,11 +52,14 @@ class LiteralKinds:
 
     def confirm(self) -> None:
         """All kinds are known."""
-        if self._file is None:
-            return
-        unfinished = self._file.with_suffix(".unfinished")
-        with unfinished.open("wb") as file:
-            file.write(msgspec.json.encode(sorted(self._kinds)))
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self._file)
+        if self._file is not None:
+            self.write(self._file)
+
+    def write(self, file: Path) -> None:
+        """Into a file, which appears when it is whole."""
+        unfinished = file.with_suffix(".unfinished")
+        with unfinished.open("wb") as written:
+            written.write(msgspec.json.encode(sorted(self._kinds)))
+            written.flush()
+            os.fsync(written.fileno())
+        unfinished.replace(file)

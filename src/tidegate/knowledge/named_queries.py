@@ -14,6 +14,7 @@ too many names (L655). A file that cannot be read, or whose question cannot be a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -25,7 +26,7 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import KnowledgeError, Overloaded, TidegateError
-from tidegate.knowledge.knowledge_base import KnowledgeBase
+from tidegate.knowledge.knowledge_base import KnowledgeBase, SubscribeJob
 from tidegate.knowledge.persistent_query import Indication, Resumption
 from tidegate.knowledge.question import Question, Row, SparqlQuery
 from tidegate.knowledge.terms import Literal, Mask, Uri
@@ -67,22 +68,28 @@ class NamedQueries:
         self._owner = owner
         self._digests: dict[str, int] = {}
         self._questions: dict[str, dict[str, str]] = {}
+        self._beginning = asyncio.Lock()
 
     def __len__(self) -> int:
         return len(self._questions)
 
-    def open(self) -> None:
+    async def open(self) -> None:
         """Opens the questions again that were kept."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for file in sorted(self._directory.glob("*.json")):
             try:
-                self._reopen(file.stem, msgspec.json.decode(file.read_bytes(), type=_Kept))
+                await self._reopen(file.stem, msgspec.json.decode(file.read_bytes(), type=_Kept))
             except (OSError, msgspec.MsgspecError, TidegateError) as error:
                 log.warning("the persistent query in %s is not opened again: %s", file, error)
 
-    def begin(self, name: str, parameters: Mapping[str, str]) -> str:
+    async def begin(self, name: str, parameters: Mapping[str, str]) -> str:
         """The id of a named subscription; it is made if nobody has, and a question is given."""
         _check_name(name)
+        async with self._beginning:
+            await self._begin(name, parameters)
+        return subscription_id(name)
+
+    async def _begin(self, name: str, parameters: Mapping[str, str]) -> None:
         given = {each: parameters[each] for each in _PARAMETERS if each in parameters}
         if name in self._questions:
             if given and given != self._questions[name]:
@@ -94,9 +101,8 @@ class NamedQueries:
         elif len(self._questions) >= NAMES_MAX:
             raise Overloaded("L655", f"there are {NAMES_MAX} named persistent queries", "drop some")
         else:
-            self._open(name, given, 0)
+            await self._open(name, given, 0)
             self._save(name, 0)
-        return subscription_id(name)
 
     def resume(self, name: str, last_sequence: int | None, on_news: Callable[[], None]) -> Resumption:
         """How it goes on after the indication that was seen last; without one, with the whole result."""
@@ -132,15 +138,16 @@ class NamedQueries:
             del self._questions[name], self._digests[name]
             raise
 
-    def _reopen(self, name: str, kept: _Kept) -> None:
-        self._open(name, kept.question, kept.sequence)
+    async def _reopen(self, name: str, kept: _Kept) -> None:
+        await self._open(name, kept.question, kept.sequence)
         if f"{self._digests[name]:x}" != kept.digest:
             # Nobody has seen this number: whoever comes back is given the whole result.
             self.knowledge.queries.skip(subscription_id(name))
 
-    def _open(self, name: str, parameters: dict[str, str], sequence: int) -> None:
-        queries = self.knowledge.queries
-        queries.subscribe(subscription_id(name), self._owner, question_of(parameters), sequence)
+    async def _open(self, name: str, parameters: dict[str, str], sequence: int) -> None:
+        """Nobody is told of news yet: `resume` says who is."""
+        job = SubscribeJob(question_of(parameters), _nobody, subscription_id(name), sequence)
+        await self.knowledge.call(self._owner, job)
         self._questions[name] = parameters
         self._digests[name] = self._digest(name)
 
@@ -156,6 +163,10 @@ class NamedQueries:
 
     def _file(self, name: str) -> Path:
         return self._directory / f"{name}.json"
+
+
+def _nobody() -> None:
+    pass
 
 
 def subscription_id(name: str) -> str:

@@ -1,9 +1,10 @@
 """Persistent queries: questions that stay open, and exactly what changes in their results.
 
-Every committed change of the graph comes here as its delta. A subscription index over the masks of all open questions
-finds those that it may concern, so that a change costs what the index costs, however many questions are open. For a
+Every committed change of the graph comes here as its delta. An index of the masks of all open questions finds those
+that it may concern, so that a change costs a few look-ups, however many questions are open. For a
 question of masks the delta already is the answer. Any other is asked again, once for all who have the same, and its
-rows before and after are compared; a question whose masks are unknown is asked after every change.
+rows before and after are compared; a question whose masks are unknown is asked after every change. SPARQL may take
+long: whoever drives this asks what `on_change` says, and gives the results to `on_answer`, before the next change.
 
 Law: the first result, and the rows that each indication adds and removes, make the result at the last change taken.
 There is one indication a change, numbered 1, 2, 3, …, and none for a change that leaves the result as it is. Whoever is
@@ -27,14 +28,12 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 import msgspec
-import numpy as np
 
-from tidegate.errors import KnowledgeError, Overloaded
-from tidegate.filters import Constraint, Filter, Operator
+from tidegate.errors import KnowledgeError, Overloaded, TidegateError
 from tidegate.knowledge.graph import Delta
-from tidegate.knowledge.question import Question, Result, Row, Shape
+from tidegate.knowledge.mask_index import MaskIndex
+from tidegate.knowledge.question import Question, Result, Row, Shape, SparqlQuery
 from tidegate.knowledge.terms import Mask, Triple
-from tidegate.layers.index import SubscriptionIndex
 from tidegate.notification import Value
 
 log = logging.getLogger(__name__)
@@ -44,12 +43,11 @@ SUBSCRIPTIONS_PER_OWNER_MAX: Final = 10_000
 # How many indications are kept for those who come back, and how many changes wait apart before they are merged.
 INDICATIONS_KEPT: Final = 64
 CHANGES_APART_MAX: Final = 16
-# Of a text in a filter: longer ones are told apart by their masks, when the index has found them.
+# Of a text in a notification.
 INDEXED_CHARACTERS_MAX: Final = 512
 
 Ask: TypeAlias = Callable[[Question], Result]
 MasksOf: TypeAlias = Callable[[Question], tuple[Mask, ...] | None]
-_encode = msgspec.msgpack.Encoder().encode
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -68,6 +66,14 @@ class Indication(msgspec.Struct, frozen=True):
     sequence: int
     difference: Difference
     merged: int = 0
+
+
+class Concern(msgspec.Struct, frozen=True):
+    """Whom a change concerns: the subscriptions that have something to take, or are known no more, and the queries
+    that are to be asked again."""
+
+    told: list[str]
+    to_ask: list[SparqlQuery]
 
 
 class Resumption(msgspec.Struct, frozen=True):
@@ -95,7 +101,7 @@ class _OpenQuery:
     question: Question
     head: Result
     rows: Counter[Row]
-    entries: list[int] = field(default_factory=list)
+    masks: tuple[Mask, ...] | None
     subscriptions: dict[str, _Subscription] = field(default_factory=dict)
 
 
@@ -113,7 +119,8 @@ class _Subscription:
 
 
 class PersistentQueries:
-    """All open questions to one graph. `ask` must see the graph as it is after the last delta given to `on_change`."""
+    """All open questions to one graph. `ask`, and what is given to `on_answer`, must be of the graph as it is after the
+    last delta given to `on_change`."""
 
     def __init__(
         self,
@@ -126,19 +133,37 @@ class PersistentQueries:
         self._masks_of = masks_of
         self._subscriptions_max = subscriptions_max
         self._subscriptions_per_owner_max = subscriptions_per_owner_max
-        self._index = SubscriptionIndex()
+        self._index = MaskIndex[_OpenQuery]()
         self._queries: dict[Question, _OpenQuery] = {}
-        self._query_of_entry: dict[int, _OpenQuery] = {}
-        self._concerned_always: dict[Question, _OpenQuery] = {}
+        self._awaited: dict[SparqlQuery, None] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._subscriptions_of_owner: dict[str, dict[str, None]] = {}
-        self._next_entry = 0
         self._deltas = self._asked = self._indications = self._merged = 0
 
-    def subscribe(self, subscription_id: str, owner: str, question: Question, sequence: int = 0) -> Result:
-        """Opens a question under an id that nobody else has; its first result. Indications are numbered on from
-        `sequence`."""
+    def subscribe(
+        self, subscription_id: str, owner: str, question: Question, first: Result | None = None, sequence: int = 0
+    ) -> Result:
+        """Opens a question under an id that nobody else has; its first result, which may be known already. Indications
+        are numbered on from `sequence`."""
         assert subscription_id not in self._subscriptions, subscription_id
+        self.check_room(owner)
+        query = self._queries.get(question) or self._open(question, first or self._ask(question))
+        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(
+            owner, query, sequence
+        )
+        self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
+        return self._result(query)
+
+    @property
+    def is_awaiting(self) -> bool:
+        """Whether queries that the last change concerns have not been answered yet."""
+        return bool(self._awaited)
+
+    def is_open(self, question: Question) -> bool:
+        return question in self._queries
+
+    def check_room(self, owner: str) -> None:
+        """Overloaded when there is no room for one more."""
         if len(self._subscriptions) >= self._subscriptions_max:
             raise Overloaded(
                 "L650", f"there are {self._subscriptions_max} subscriptions", "end some, or come back later"
@@ -147,12 +172,6 @@ class PersistentQueries:
             raise Overloaded(
                 "L651", f"{owner[:40]!r} has {self._subscriptions_per_owner_max} subscriptions", "end some of them"
             )
-        query = self._queries.get(question) or self._open(question)
-        self._subscriptions[subscription_id] = query.subscriptions[subscription_id] = _Subscription(
-            owner, query, sequence
-        )
-        self._subscriptions_of_owner.setdefault(owner, {})[subscription_id] = None
-        return self._result(query)
 
     def unsubscribe(self, subscription_id: str) -> None:
         """KnowledgeError when there is no such subscription."""
@@ -170,26 +189,29 @@ class PersistentQueries:
     def subscriptions_of(self, owner: str) -> list[str]:
         return list(self._subscriptions_of_owner.get(owner, ()))
 
-    def on_change(self, delta: Delta) -> list[str]:
-        """The subscriptions that have something to take because of a change, or are known no more."""
-        if not delta:
-            return []
-        self._deltas += 1
+    def on_change(self, delta: Delta) -> Concern:
+        assert not self._awaited, "a change before the answers to the last one"
         told: list[str] = []
+        if not delta:
+            return Concern(told, [])
+        self._deltas += 1
         for query, concerning in self._concerned(delta).items():
-            try:
-                difference = self._difference(query, concerning)
-            except KnowledgeError as error:
-                log.warning("a persistent query is ended, as it cannot be answered any more: %s", error)
-                told += list(query.subscriptions)
-                for subscription_id in list(query.subscriptions):
-                    self.unsubscribe(subscription_id)
-                continue
-            if difference:
-                for subscription_id, subscription in query.subscriptions.items():
-                    _wait(subscription, difference)
-                    told.append(subscription_id)
-        return told
+            if isinstance(query.question, SparqlQuery):
+                self._awaited[query.question] = None
+            elif isinstance(query.question, tuple):
+                told += _tell(query, _matched(query.question, concerning))
+            else:
+                told += self._ask_again(query)
+        return Concern(told, list(self._awaited))
+
+    def on_answer(self, question: SparqlQuery, answer: Result | TidegateError) -> list[str]:
+        """The subscriptions that have something to take, or are known no more, as their question has no answer."""
+        self._awaited.pop(question, None)
+        query = self._queries.get(question)
+        if query is None:  # closed meanwhile
+            return []
+        self._asked += 1
+        return self._end(query, answer) if isinstance(answer, TidegateError) else _tell(query, _replace(query, answer))
 
     def take(self, subscription_id: str) -> Indication | None:
         """The next indication: all changes that wait. None when there is nothing to tell."""
@@ -250,31 +272,18 @@ class PersistentQueries:
             raise KnowledgeError("K117", f"there is no subscription {subscription_id[:60]!r}", "subscribe again")
         return self._subscriptions[subscription_id]
 
-    def _open(self, question: Question) -> _OpenQuery:
-        result = self._ask(question)
-        if isinstance(question, tuple):
-            query = _OpenQuery(question, result.with_rows([]), Counter())
-        elif result.shape is Shape.TRIPLES:
+    def _open(self, question: Question, result: Result) -> _OpenQuery:
+        if isinstance(question, SparqlQuery) and result.shape is Shape.TRIPLES:
             raise KnowledgeError("K116", "a CONSTRUCT or DESCRIBE cannot stay open", "subscribe to a SELECT")
-        else:
-            query = _OpenQuery(question, result.with_rows([]), Counter(result.rows))
-        masks = self._masks_of(question)
-        if masks is None:
-            self._concerned_always[question] = query
-        for mask in masks or ():
-            self._index.add(self._next_entry, filter_of(mask))
-            self._query_of_entry[self._next_entry] = query
-            query.entries.append(self._next_entry)
-            self._next_entry += 1
+        rows = Counter() if isinstance(question, tuple) else Counter(result.rows)
+        query = _OpenQuery(question, result.with_rows([]), rows, self._masks_of(question))
+        self._index.add(query, query.masks)
         self._queries[question] = query
         return query
 
     def _close(self, query: _OpenQuery) -> None:
         del self._queries[query.question]
-        self._concerned_always.pop(query.question, None)
-        self._index.remove_many(np.array(query.entries, np.int64))
-        for entry in query.entries:
-            del self._query_of_entry[entry]
+        self._index.remove(query, query.masks)
 
     def _result(self, query: _OpenQuery) -> Result:
         if isinstance(query.question, tuple):
@@ -283,34 +292,26 @@ class PersistentQueries:
 
     def _concerned(self, delta: Delta) -> dict[_OpenQuery, tuple[list[Triple], list[Triple]]]:
         """The open questions that a delta may concern, with the added and removed triples that the index found."""
-        concerned: dict[_OpenQuery, tuple[list[Triple], list[Triple]]] = {
-            query: ([], []) for query in self._concerned_always.values()
-        }
-        if self._query_of_entry:
-            changes = [(0, "added", triple) for triple in delta.added]
-            changes += [(1, "removed", triple) for triple in delta.removed]
-            maps = [_encode(notification_of(triple, change, INDEXED_CHARACTERS_MAX)) for _, change, triple in changes]
-            starts = np.cumsum([0, *map(len, maps)], dtype=np.int64)[:-1]
-            offsets, entries = (found.tolist() for found in self._index.match_maps(b"".join(maps), starts))
-            for (side, _, triple), start, end in zip(changes, offsets, offsets[1:], strict=False):
-                for entry in entries[start:end]:
-                    concerned.setdefault(self._query_of_entry[entry], ([], []))[side].append(triple)
+        concerned: dict[_OpenQuery, tuple[list[Triple], list[Triple]]] = {}
+        for side, triples in enumerate((delta.added, delta.removed)):
+            for triple in triples:
+                for query in self._index.find(triple):
+                    concerned.setdefault(query, ([], []))[side].append(triple)
         return concerned
 
-    def _difference(self, query: _OpenQuery, concerning: tuple[list[Triple], list[Triple]]) -> Difference:
-        masks = query.question
-        if isinstance(masks, tuple):
-            # Once a triple, whichever of the masks match it; the index looks at the beginnings of long texts only.
-            added, removed = (
-                tuple(triple for triple in dict.fromkeys(found) if any(mask.matches(triple) for mask in masks))
-                for found in concerning
-            )
-            return Difference(added, removed)
+    def _ask_again(self, query: _OpenQuery) -> list[str]:
         self._asked += 1
-        rows = Counter(self._ask(query.question).rows)
-        difference = Difference(tuple((rows - query.rows).elements()), tuple((query.rows - rows).elements()))
-        query.rows = rows
-        return difference
+        try:
+            return _tell(query, _replace(query, self._ask(query.question)))
+        except KnowledgeError as error:
+            return self._end(query, error)
+
+    def _end(self, query: _OpenQuery, error: TidegateError) -> list[str]:
+        log.warning("a persistent query is ended, as it cannot be answered any more: %s", error)
+        told = list(query.subscriptions)
+        for subscription_id in told:
+            self.unsubscribe(subscription_id)
+        return told
 
 
 def notification_of(triple: Triple, change: str, characters_max: int) -> dict[str, Value]:
@@ -324,11 +325,28 @@ def notification_of(triple: Triple, change: str, characters_max: int) -> dict[st
     }
 
 
-def filter_of(mask: Mask) -> Filter:
-    """What the notification of every triple that a mask matches satisfies; so may a few others."""
-    terms = (("s", mask.subject), ("p", mask.predicate), ("o", mask.object))
-    wanted = [(name, term.text[:INDEXED_CHARACTERS_MAX]) for name, term in terms if term is not None]
-    return Filter(tuple(Constraint(name, Operator.EQUAL, (text,)) for name, text in [*wanted, ("graph", "")]))
+def _matched(masks: tuple[Mask, ...], concerning: tuple[list[Triple], list[Triple]]) -> Difference:
+    """Once a triple, whichever of the masks match it."""
+    added, removed = (
+        tuple(triple for triple in dict.fromkeys(found) if any(mask.matches(triple) for mask in masks))
+        for found in concerning
+    )
+    return Difference(added, removed)
+
+
+def _replace(query: _OpenQuery, result: Result) -> Difference:
+    rows = Counter(result.rows)
+    difference = Difference(tuple((rows - query.rows).elements()), tuple((query.rows - rows).elements()))
+    query.rows = rows
+    return difference
+
+
+def _tell(query: _OpenQuery, difference: Difference) -> list[str]:
+    if not difference:
+        return []
+    for subscription in query.subscriptions.values():
+        _wait(subscription, difference)
+    return list(query.subscriptions)
 
 
 def _wait(subscription: _Subscription, difference: Difference) -> None:

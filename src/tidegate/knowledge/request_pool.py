@@ -16,20 +16,20 @@ What may go wrong: too many requests wait (L652), too many of one KP (L653).
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
 from tidegate.errors import Overloaded
 from tidegate.knowledge.graph import Delta
+from tidegate.knowledge.mask_index import MaskIndex
 from tidegate.knowledge.question import Result
-from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import Mask
 
 # The share of its time that a lane gives away as appointments, and the least that notifications leave of it.
 LOAD_WANTED: Final = 0.8
@@ -39,14 +39,14 @@ SMOOTHING: Final = 0.05  # of the mean processing time
 PROCESSING_S: Final = 0.001  # the mean, before anything was measured
 RETRY_AFTER_MIN_S: Final = 0.1
 
-_MaskTexts: TypeAlias = tuple[str | None, str | None, str | None]
-
 
 class Lane(StrEnum):
-    """Changes go one after another, as the graph has one writer."""
+    """Changes go one after another, as the graph has one writer. SPARQL, which may take long, is not to hold up other
+    queries, which run at once."""
 
     CHANGES = "changes"
     QUERIES = "queries"
+    SPARQL = "sparql"
     SUBSCRIPTIONS = "subscriptions"
 
 
@@ -163,7 +163,7 @@ class RequestPool:
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self._settings = settings or PoolSettings()
-        workers = {Lane.QUERIES: self._settings.query_workers}
+        workers = dict.fromkeys((Lane.QUERIES, Lane.SPARQL), self._settings.query_workers)
         self._lanes = {lane: _LaneState(workers.get(lane, 1)) for lane in Lane}
         self._shared: dict[Hashable, _Work] = {}
         self._running: dict[int, _Work] = {}
@@ -306,15 +306,14 @@ class RequestPool:
 
 
 class _Answers:
-    """The latest answers, by their keys, until a change touches them. They are filed under the texts of their masks: a
-    changed triple finds those that it touches by the eight masks that match it, however many answers there are."""
+    """The latest answers, by their keys, until a change touches them. They are filed under their masks."""
 
     def __init__(self, answers_max: int, rows_max: int) -> None:
         self._answers_max = answers_max
         self._rows_max = rows_max
         self._rows = 0
         self._answers: OrderedDict[Hashable, _CachedAnswer] = OrderedDict()
-        self._keys_of: dict[_MaskTexts, dict[Hashable, None]] = {}
+        self._index = MaskIndex[Hashable]()
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -333,47 +332,21 @@ class _Answers:
             self._remove(next(iter(self._answers)))
         self._answers[key] = answer
         self._rows += rows
-        for texts in _texts_of(answer.masks):
-            self._keys_of.setdefault(texts, {})[key] = None
+        self._index.add(key, answer.masks)
 
     def on_change(self, delta: Delta) -> None:
         for triple in (*delta.added, *delta.removed):
-            if not self._answers:
-                return
-            for texts in _texts_matching(triple):
-                for key in list(self._keys_of.get(texts, ())):
-                    self._remove(key)
+            for key in set(self._index.find(triple)):
+                self._remove(key)
 
     def _remove(self, key: Hashable) -> None:
         answer = self._answers.pop(key)
         self._rows -= _rows_in(answer)
-        for texts in _texts_of(answer.masks):
-            keys = self._keys_of[texts]
-            del keys[key]
-            if not keys:
-                del self._keys_of[texts]
+        self._index.remove(key, answer.masks)
 
 
 def _rows_in(answer: _CachedAnswer) -> int:
     return len(answer.answer.rows) if isinstance(answer.answer, Result) else 1
-
-
-def _texts_of(masks: tuple[Mask, ...] | None) -> set[_MaskTexts]:
-    """A literal and a URI of one text are filed together: at worst an answer is forgotten too early."""
-    if masks is None:
-        return {(None, None, None)}
-    return {(_text(mask.subject), _text(mask.predicate), _text(mask.object)) for mask in masks}
-
-
-def _text(term: Uri | Literal | None) -> str | None:
-    return None if term is None else term.text
-
-
-def _texts_matching(triple: Triple) -> Iterator[_MaskTexts]:
-    """Of all masks that match a triple; in a named graph, only what any change touches."""
-    if triple.graph:
-        return iter([(None, None, None)])
-    return itertools.product((None, triple.subject.text), (None, triple.predicate.text), (None, triple.object.text))
 
 
 def _touches(delta: Delta, masks: tuple[Mask, ...] | None) -> bool:

@@ -5,8 +5,8 @@ would reach beyond the store (SERVICE, LOAD), takes an update apart into its ope
 a change that none of them matches cannot change its result. Where a query is beyond this reader, it says so, and every
 change counts: a mask too many costs an evaluation, one too few would lose an indication.
 
-What may go wrong: SERVICE or LOAD (K103); triples within triples, which have no place in SSAP (K105). Other errors of
-syntax are found by the store.
+What may go wrong: SERVICE or LOAD (K103); triples within triples, which have no place in SSAP (K105); a text that is
+too long, or nests too deep (K142). Other errors of syntax are found by the store.
 """
 
 from __future__ import annotations
@@ -21,6 +21,12 @@ from tidegate.knowledge.terms import RDF, Literal, Mask, Uri, text_of
 
 TEXTS_REMEMBERED: Final = 256
 CHARACTERS_REMEMBERED_MAX: Final = 16 * 1024
+QUERY_CHARACTERS_MAX: Final = 1 << 16
+UPDATE_CHARACTERS_MAX: Final = 1 << 20
+# The store follows brackets by calling itself: some thousands of them would exhaust the stack of the process.
+NESTING_MAX: Final = 64
+# Of an update that gives data only: reading it takes no more than milliseconds.
+DATA_CHARACTERS_MAX: Final = 1 << 14
 
 _NAME: Final = "[A-Za-z0-9_\u00b7-\U000effff]"
 _TOKEN: Final = re.compile(
@@ -79,16 +85,35 @@ def tokens_of(text: str) -> tuple[Token, ...]:
     return _remembered_tokens(text) if len(text) <= CHARACTERS_REMEMBERED_MAX else tuple(_tokens(text))
 
 
-@lru_cache(TEXTS_REMEMBERED)
-def _remembered_tokens(text: str) -> tuple[Token, ...]:
-    return tuple(_tokens(text))
-
-
 def is_update(text: str) -> bool:
-    """Whether a text wants to change something; what is neither a query nor an update counts as an update."""
-    for token in _after_prologue(tokens_of(text)):
-        return token.value not in _QUERIES
+    """Whether a text wants to change something; what is neither a query nor an update counts as an update. It reads no
+    further than it must, as the text may be of any length."""
+    tokens = _tokens(text)
+    for token in tokens:
+        if token.is_word("PREFIX", "BASE"):
+            for _ in range(2 if token.value == "PREFIX" else 1):
+                next(tokens, None)
+        else:
+            return token.value not in _QUERIES
     return True
+
+
+def check_length(text: str, characters_max: int) -> None:
+    if len(text) > characters_max:
+        raise KnowledgeError(
+            "K142", f"the SPARQL has {len(text)} characters, over {characters_max}", "send it in several parts"
+        )
+
+
+def is_data(text: str) -> bool:
+    """Whether an update only inserts and deletes what it says, and is so short that this takes no time."""
+    if len(text) > DATA_CHARACTERS_MAX:
+        return False
+    operations = filter(None, map(_after_prologue, _split(tokens_of(text))))
+    return all(
+        operation[0].is_word("INSERT", "DELETE") and len(operation) > 1 and operation[1].is_word("DATA")
+        for operation in operations
+    )
 
 
 def is_repeatable(text: str) -> bool:
@@ -98,8 +123,14 @@ def is_repeatable(text: str) -> bool:
 
 def with_iris(text: str, iri_of: Callable[[str], str]) -> str:
     """The same text with the IRIs of its URIs, for the store. Relative ones after a BASE are left to the store."""
-    parts, at, has_base = [], 0, False
+    parts, at, has_base, depth = [], 0, False, 0
     for token in tokens_of(text):
+        if token.kind == "sign":
+            depth += (token.value in "([{") - (token.value in ")]}")
+            if depth > NESTING_MAX:
+                raise KnowledgeError(
+                    "K142", f"the SPARQL has over {NESTING_MAX} brackets in each other", "ask in several parts"
+                )
         if token.is_word("SERVICE", "LOAD"):
             raise KnowledgeError(
                 "K103", f"{token.value} would fetch from elsewhere", "insert the triples, and ask for what is here"
@@ -143,6 +174,12 @@ def masks_of(text: str) -> tuple[Mask, ...] | None:
         return tuple(dict.fromkeys(_MaskReader(tokens).read()))
     except _BeyondReader:
         return None
+
+
+@lru_cache(TEXTS_REMEMBERED)
+def _remembered_tokens(text: str) -> tuple[Token, ...]:
+    """Since each question about a text begins with them."""
+    return tuple(_tokens(text))
 
 
 def _tokens(text: str) -> Iterator[Token]:

@@ -67,6 +67,9 @@ _STATUS_OF_CODE: Final = {
     "K111": Status.BAD_SYNTAX,
     "K112": Status.OUT_OF_RESOURCES,
     "K113": Status.INCOMPLETE,
+    "K140": Status.OUT_OF_RESOURCES,
+    "K141": Status.OUT_OF_RESOURCES,
+    "K142": Status.OUT_OF_RESOURCES,
 }
 
 
@@ -249,20 +252,21 @@ class MessageReader:
         self._attributes.append(attributes)
 
     def _on_end(self, _: str) -> None:
-        if self.is_between_messages:
+        elements = self._elements
+        if len(elements) == 1:
             raise KnowledgeError("K110", "a tag ends what nobody began", "send SSAP_message elements")
-        name, attributes = self._elements.pop(), self._attributes.pop()
-        parent = self._elements[-1]
+        name, attributes = elements.pop(), self._attributes.pop()
+        parent = elements[-1]
         text = "".join(self._text)
         self._text.clear()
-        if parent == "connection":
+        if parent == "triple":
+            self._parameter.triples[-1][name] = _Node(attributes.get("type", "").strip().lower(), text)
+        elif parent == "connection":
             self._finish()
         elif name == "parameter":
             self._parameter.text = text
         elif parent == "ssap_message":
             self._fields[name] = text.strip()
-        elif parent == "triple":
-            self._parameter.triples[-1][name] = _Node(attributes.get("type", "").strip().lower(), text)
         elif name == "node":
             kind = attributes.get("type", "").strip().lower()
             self._parameter.nodes[attributes.get("name", "node").strip().lower()] = _Node(kind, text)

@@ -35,13 +35,13 @@ _NOT_IN_IRI: Final = re.compile(r'[\x00-\x20<>"{}|^`\\]')
 _ESCAPED: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
-class Uri(msgspec.Struct, frozen=True, gc=False):
+class Uri(msgspec.Struct, frozen=True, gc=False, tag="u", array_like=True):
     """A resource, by the text that its client gave it."""
 
     text: str
 
 
-class Literal(msgspec.Struct, frozen=True, gc=False):
+class Literal(msgspec.Struct, frozen=True, gc=False, tag="l", array_like=True):
     """A value: its lexical form, and what SPARQL or RDF/XML said of it. A plain string has no datatype here."""
 
     text: str
@@ -49,7 +49,7 @@ class Literal(msgspec.Struct, frozen=True, gc=False):
     language: str = ""
 
 
-class Blank(msgspec.Struct, frozen=True, gc=False):
+class Blank(msgspec.Struct, frozen=True, gc=False, tag="b", array_like=True):
     """A blank node of a result (BNODE(), the template of a CONSTRUCT) or of an insert; never of the graph."""
 
     label: str

@@ -68,7 +68,7 @@ class PersistentSession:
 
     async def open(self, kp: str, query: Mapping[str, str]) -> None:
         if "name" in query:
-            self._open_named(query["name"], query)
+            await self._open_named(query["name"], query)
             return
         question = question_of(query)
         if "subscription" in query:
@@ -126,9 +126,9 @@ class PersistentSession:
         self.subscription_id, self._head = subscribed.subscription_id, subscribed.result.with_rows([])
         self._first = [self._opening(0) | {"result": _rows(self._head, subscribed.result.rows)} | beside]
 
-    def _open_named(self, name: str, query: Mapping[str, str]) -> None:
+    async def _open_named(self, name: str, query: Mapping[str, str]) -> None:
         last_sequence = parse_number("sequence", query["sequence"]) if "sequence" in query else None
-        subscription_id = self._named.begin(name, query)
+        subscription_id = await self._named.begin(name, query)
         self._name = name
         self._go_on(subscription_id, self._named.resume(name, last_sequence, self._wake.set), last_sequence)
 

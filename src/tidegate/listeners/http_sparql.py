@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tidegate.config import Config
-from tidegate.errors import KnowledgeError, TidegateError
+from tidegate.errors import KnowledgeError
 from tidegate.knowledge.graph import DOCUMENT_FORMATS, Delta, read_document
 from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, UpdateJob
 from tidegate.knowledge.question import Result, SparqlQuery
@@ -113,16 +113,7 @@ class HttpSparql:
 
 async def submit(knowledge: KnowledgeBase, kp: str, job: Job) -> tuple[Any, dict[str, float]]:
     """The answer, and the load as it is told; an error is raised."""
-    answered: asyncio.Future[tuple[Any, Load | None]] = asyncio.get_running_loop().create_future()
-
-    def on_answer(answer: Any, load: Load | None) -> None:
-        if not answered.done():  # who asked may have left
-            answered.set_result((answer, load))
-
-    knowledge.submit(kp, job, on_answer)
-    answer, load = await answered
-    if isinstance(answer, TidegateError):
-        raise answer
+    answer, load = await knowledge.call(kp, job)
     assert load is not None
     return answer, told(knowledge, load)
 
