@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -319,7 +320,12 @@ asyncio.run(run())
     assert not (tmp_path / "graph" / "copies").exists()
 
 
-def test_a_tidy_stop_leaves_nothing_and_tells_who_waits(directory: Path | None, tmp_path: Path) -> None:
+def test_a_tidy_stop_leaves_nothing_and_tells_who_waits(
+    directory: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+
     async def run() -> None:
         async with running(directory, settings=PoolSettings(query_workers=1)) as world:
             await fill(world)
@@ -331,7 +337,7 @@ def test_a_tidy_stop_leaves_nothing_and_tells_who_waits(directory: Path | None, 
         with pytest.raises(Unavailable):
             await world.ask("ASK { <more> ?p ?o }")
         assert not worker_pids()
-        assert not list(tmp_path.glob("graph/copies/*"))
+        assert not [*tmp_path.glob("graph/copies/*"), *tmp_path.glob("temporary/*")]
 
     asyncio.run(run())
 

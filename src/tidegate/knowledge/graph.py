@@ -146,11 +146,12 @@ class Graph:
 
     @classmethod
     def open_copy(cls, copy: Path) -> Graph:
-        """Reads the copy of a graph in memory, which needs its directory no more, or opens that of one on disk."""
+        """Reads the copy of a graph in memory, and takes its dump away, or opens that of one on disk."""
         if not (copy / DUMP).exists():
             return cls(copy)
         graph, kinds = cls(), LiteralKinds(copy / KINDS)
         graph._store.load(path=copy / DUMP, format=ox.RdfFormat.N_QUADS)
+        (copy / DUMP).unlink()
         for name in msgspec.json.decode((copy / GRAPHS).read_bytes(), type=list[str]):
             graph._store.add_graph(ox.NamedNode(name))
         kinds.load()
