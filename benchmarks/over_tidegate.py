@@ -32,6 +32,7 @@ class Broker:
     pid: int
     native: str
     http: str
+    ssap: str
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def broker_on(data: str, *flags: str) -> Iterator[Broker]:
     command = [sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--ssap-port", "-1"]
     with Server([*command, "--data", data, "--log-level", "warning", *flags], clean) as server:
         ready = json.loads(server.read_line())["ready"]
-        yield Broker(server.pid, ready["native"], ready["http"])
+        yield Broker(server.pid, ready["native"], ready["http"], ready["ssap"])
 
 
 @contextmanager

@@ -25,6 +25,7 @@ BENCHMARKS: Final = (
     "memory",
     "queues",
     "knowledge",
+    "knowledge_clients",
     "matcher",
     "spark_source",
     "spark_matching",

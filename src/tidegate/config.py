@@ -52,6 +52,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     data: Annotated[str, msgspec.Meta(min_length=1)] = "tidegate-data"
     queue_store: Annotated[str, msgspec.Meta(pattern="^(lmdb|rediss?://.+)$")] = "lmdb"
     mirror: tuple[Mirror, ...] = ()
+    service_kps: tuple[str, ...] = ()
     coordinator: Annotated[str, msgspec.Meta(pattern="^(|zk://.+)$")] = ""
     token_file: str = ""
     insecure: bool = False
@@ -88,6 +89,7 @@ HELP: Final[dict[str, str]] = {
     "data": "directory of what is kept: queues and their messages, the knowledge base; one broker at a time",
     "queue_store": "where queues are kept: lmdb (in the data directory) or the address of a Redis, redis://host:port/0",
     "mirror": "rules by which attributes become triples, or triples attributes (tables in the file; as text: JSON)",
+    "service_kps": "knowledge processors whose requests to the knowledge base come first: node ids (comma-separated)",
     "coordinator": "take part in a cluster, whose ZooKeeper is at zk://host:port; empty for all layers in this process",
     "token_file": f"file with the token that clients must show (or {TOKEN_VARIABLE} in the environment)",
     "insecure": "listen beyond loopback without a token",
@@ -201,7 +203,7 @@ def _known(name: str, source: str) -> str:
 
 def _convert_text(name: str, text: str, source: str) -> Any:
     """A value written as text, as in the environment: lists are separated by commas, tables written in JSON."""
-    if name == "origins":
+    if name in ("origins", "service_kps"):
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if name == "mirror":
         with contextlib.suppress(msgspec.DecodeError):  # then the text is a value of the wrong type

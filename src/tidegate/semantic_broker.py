@@ -114,7 +114,12 @@ class SemanticBroker:
         graph = await asyncio.to_thread(Graph, directory)
         rules = self._config.mirror
         publisher = ChangePublisher(self._host, self._name, NotificationMirror(rules))
-        knowledge = KnowledgeBase(graph, publish=publisher.publish, check_room=publisher.check_room)
+        knowledge = KnowledgeBase(
+            graph,
+            publish=publisher.publish,
+            check_room=publisher.check_room,
+            service_kps=self._config.service_kps,
+        )
         await GraphMirror(rules, self._host, knowledge, self._name).start()
         self._listener = SsapListener(knowledge, self._token, self._config.connections_max)
         named = NamedQueries(directory / "queries", knowledge)

@@ -467,3 +467,22 @@ class Subscriber:
             self.rows = self.rows - Counter(indication.difference.removed) + Counter(indication.difference.added)
         assert self.rows == Counter(ask(world.graph, self.question).rows), self.question.text
         return True
+
+
+def test_service_kps_come_before_customers() -> None:
+    order: list[str] = []
+
+    async def call(knowledge: KnowledgeBase, kp: str) -> None:
+        await knowledge.call(kp, AskJob(SparqlQuery(f"SELECT * {{ ?s <http://e/{kp}> ?o }}")))
+        order.append(kp)
+
+    async def scenario() -> None:
+        knowledge = KnowledgeBase(Graph(), PoolSettings(query_workers=1), service_kps={"lights"})
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await asyncio.gather(*(call(knowledge, kp) for kp in ["X/one", "X/two", "X/three", "X/lights"]))
+        finally:
+            await knowledge.stop()
+
+    asyncio.run(scenario())
+    assert order == ["X/one", "X/lights", "X/two", "X/three"]

@@ -20,7 +20,7 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
@@ -96,6 +96,7 @@ class KnowledgeBase:
         resume_s: float = RESUME_S,
         now_s: Callable[[], float] = time.monotonic,
         limits: SparqlLimits | None = None,
+        service_kps: Collection[str] = (),
     ) -> None:
         settings = settings or PoolSettings()
         self.graph = graph
@@ -106,6 +107,7 @@ class KnowledgeBase:
         self.spread_s = 0.0  # over which those whom the last change concerns should spread their fetches
         self._publish = publish
         self._check_room = check_room
+        self._service_kps = frozenset(service_kps)
         self._resume_s = resume_s
         self._now_s = now_s
         self._jobs: dict[int, tuple[Job, str, OnAnswer]] = {}
@@ -114,10 +116,12 @@ class KnowledgeBase:
         self._on_news: dict[str, Callable[[], None]] = {}
         self._detached_s: dict[str, float] = {}
 
-    def submit(self, kp: str, job: Job, on_answer: OnAnswer, is_service: bool = False) -> None:
+    def submit(self, kp: str, job: Job, on_answer: OnAnswer) -> None:
+        """`kp` is whose quota counts; those among `service_kps`, by this or by what follows a slash, come first."""
         self._next_ticket += 1
         ticket = self._next_ticket
         try:
+            is_service = kp in self._service_kps or kp.rpartition("/")[2] in self._service_kps
             request = self._request(ticket, kp, job, is_service)
             if isinstance(job, ChangeJob | UpdateJob):
                 self._check_changes()
@@ -173,7 +177,7 @@ class KnowledgeBase:
             self.pool.count_refused(Lane.CHANGES)
             raise
 
-    async def call(self, kp: str, job: Job, is_service: bool = False) -> tuple[Any, Load | None]:
+    async def call(self, kp: str, job: Job) -> tuple[Any, Load | None]:
         """Submits a job and waits; its answer and the load, or its error raised. Whoever is cancelled is not told."""
         done: asyncio.Future[tuple[Any, Load | None]] = asyncio.get_running_loop().create_future()
 
@@ -185,7 +189,7 @@ class KnowledgeBase:
             else:
                 done.set_result((answer, load))
 
-        self.submit(kp, job, on_answer, is_service)
+        self.submit(kp, job, on_answer)
         return await done
 
     async def stop(self) -> None:
