@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
+import httpx
 import pytest
 from broker_process import BrokerProcess
 from browser_page import DESK, PARTS, PHONE, OpenPage, open_browser
@@ -347,14 +348,46 @@ def test_it_comes_back_with_the_broker(browser: Browser) -> None:
         expect(page.locator(f"[data-station='{GETAFE.code}'].level-4")).to_have_count(1)
 
 
-def test_knowledge_is_calm_where_there_is_none(opened: OpenPage) -> None:
-    page = opened.page
-    opened.go_to("knowledge")
-    page.get_by_role("button", name="Ask").click()
-    expect(page.locator("#answer")).not_to_contain_text("comes here")
-    if "404 /v1/sparql" in opened.faults:
+class TestKnowledge:
+    def test_queries_are_answered_and_stay_open(self, browser: Browser) -> None:
+        with BrokerProcess(has_knowledge=True) as broker, OpenPage(browser, broker.http) as opened:
+            page = opened.page
+            opened.go_to("knowledge")
+            update(broker, "INSERT DATA { <http://e/hall> <http://e/is> 'warm <b>&' }")
+            page.get_by_role("button", name="Ask").click()
+            expect(page.locator("#answer tbody tr")).to_have_count(1)
+            expect(page.locator("#answer")).to_contain_text("warm <b>&")
+            page.get_by_role("button", name="Keep it open").click()
+            kept = page.locator("#persistent")
+            expect(kept).to_contain_text("open")
+            update(broker, "INSERT DATA { <http://e/attic> <http://e/is> 'cold' }")
+            expect(kept.locator("tbody tr")).to_have_count(2)
+            expect(kept).to_contain_text("change 1: 1 more, 0 less")
+            update(broker, "DELETE WHERE { <http://e/hall> ?p ?o }")
+            expect(kept.locator("tbody tr")).to_have_count(1)
+            kept.get_by_role("button", name="End").click()
+            expect(kept).to_contain_text("ended")
+            page.get_by_label("SPARQL").fill("ASK { ?s ?p 'cold' }")
+            page.get_by_role("button", name="Keep it open").click()
+            expect(kept).to_contain_text("Yes.")
+            update(broker, "DELETE WHERE { ?s ?p ?o }")
+            expect(kept).to_contain_text("No.")
+            page.get_by_label("SPARQL").fill("SELECT nonsense")
+            page.get_by_role("button", name="Ask").click()
+            expect(page.locator("#answer .error")).to_contain_text("K1")
+            opened.expected = {"400 /v1/sparql"}
+
+    def test_it_is_calm_where_there_is_none(self, opened: OpenPage) -> None:
+        page = opened.page
+        opened.go_to("knowledge")
         opened.expected = {"404 /v1/sparql"}
+        page.get_by_role("button", name="Ask").click()
         expect(page.locator("#answer")).to_have_text("This broker serves no knowledge base.")
+
+
+def update(broker: BrokerProcess, text: str) -> None:
+    headers = {"Content-Type": "application/sparql-update"}
+    httpx.post(f"{broker.http}/v1/sparql", content=text, headers=headers, trust_env=False).raise_for_status()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -1,10 +1,12 @@
 // Knowledge: SPARQL to the knowledge base, by the SPARQL 1.1 protocol, and queries that stay open.
 
 import { call, protocols } from "./broker.js";
-import { byId, make, makeError, makeTable } from "./elements.js";
+import { byId, formatAge, make, makeError, makeTable } from "./elements.js";
 
 const RESULTS = "application/sparql-results+json";
 const ROWS_SHOWN = 500;
+// Closes a WebSocket for good: its subscription is not kept for a return.
+const DONE = 1000;
 const NONE = "This broker serves no knowledge base";
 
 export async function start() {
@@ -27,16 +29,23 @@ async function ask(event) {
 
 /** Of a SELECT or an ASK, in the JSON format of SPARQL 1.1. */
 function makeResults({ head, results, boolean }) {
-  if (results === undefined) return make("p", {}, boolean ? "Yes." : "No.");
-  const columns = head.vars.map((name) => ({ title: `?${name}` }));
-  const shown = results.bindings.slice(0, ROWS_SHOWN);
-  const rows = shown.map((binding) => head.vars.map((name) => makeTerm(binding[name])));
-  const more = results.bindings.length > ROWS_SHOWN ? `, the first ${ROWS_SHOWN} of them shown` : "";
+  return results === undefined ? makeYesOrNo(boolean) : makeRows(head.vars, results.bindings);
+}
+
+function makeYesOrNo(isTrue) {
+  return make("p", {}, isTrue ? "Yes." : "No.");
+}
+
+function makeRows(names, bindings) {
+  const columns = names.map((name) => ({ title: `?${name}` }));
+  const shown = bindings.slice(0, ROWS_SHOWN);
+  const rows = shown.map((binding) => names.map((name) => makeTerm(binding[name])));
+  const more = bindings.length > ROWS_SHOWN ? `, the first ${ROWS_SHOWN} of them shown` : "";
   return make(
     "div",
     {},
     makeTable(columns, rows, "Results"),
-    make("p", { class: "note" }, `${results.bindings.length} rows${more}`),
+    make("p", { class: "note" }, `${bindings.length} ${bindings.length === 1 ? "row" : "rows"}${more}`),
   );
 }
 
@@ -46,28 +55,51 @@ function makeTerm(term) {
   return term.type === "bnode" ? make("code", {}, `_:${term.value}`) : term.value;
 }
 
+/** A query that stays open: its present result, as the broker's messages change it. */
 function keepOpen() {
   const query = byId("sparql").value;
   const url = new URL(`/v1/persistent?query=${encodeURIComponent(query)}`, location.href);
   url.protocol = url.protocol.replace("http", "ws");
   const socket = new WebSocket(url, protocols());
-  const events = make("div", { class: "events", "aria-live": "polite" }, make("p", { class: "calm" }, "opening…"));
-  const end = make("button", { type: "button", class: "quiet", onclick: () => socket.close() }, "End");
+  const result = make("div", { class: "scrolling" });
+  const said = make("p", { class: "note", "aria-live": "polite" }, "opening…");
+  const end = make("button", { type: "button", class: "quiet", onclick: () => socket.close(DONE) }, "End");
   byId("persistent").prepend(
-    make("div", { class: "panel" }, make("div", { class: "heading" }, make("code", {}, query), end), events),
+    make("div", { class: "panel" }, make("div", { class: "heading" }, make("code", {}, query), end), result, said),
   );
+  const open = { names: [], rows: [] };
   let wasOpen = false;
-  socket.addEventListener("open", () => {
-    wasOpen = true;
-    events.replaceChildren();
-  });
+  socket.addEventListener("open", () => (wasOpen = true));
   socket.addEventListener("message", (event) => {
-    events.prepend(make("code", {}, event.data));
-    while (events.children.length > ROWS_SHOWN) events.lastChild.remove();
+    const message = JSON.parse(event.data);
+    if (message.error !== undefined) {
+      said.replaceChildren(makeError(message.error));
+      return;
+    }
+    follow(open, message);
+    const isAsk = typeof open.rows[0] === "boolean";
+    result.replaceChildren(isAsk ? makeYesOrNo(open.rows[0]) : makeRows(open.names, open.rows));
+    said.textContent = describe(message);
   });
-  socket.addEventListener("close", (event) => {
+  socket.addEventListener("close", () => {
     end.disabled = true;
-    if (!wasOpen) events.replaceChildren(make("p", { class: "calm" }, `${NONE}, or refuses this query.`));
-    else events.prepend(make("p", { class: "calm" }, event.reason || "ended"));
+    if (!wasOpen) said.textContent = `${NONE}, or refuses this query: ask it first.`;
+    else if (!said.querySelector(".error")) said.textContent += " · ended";
   });
+}
+
+function follow(open, message) {
+  if (message.variables !== undefined) open.names = message.variables;
+  if (message.result !== undefined) open.rows = message.result;
+  for (const row of message.removed ?? []) {
+    const text = JSON.stringify(row);
+    open.rows.splice(open.rows.findIndex((each) => JSON.stringify(each) === text), 1);
+  }
+  open.rows.push(...(message.added ?? []));
+}
+
+function describe({ sequence, added, removed, merged, interval_s }) {
+  if (added === undefined) return interval_s > 0 ? `open; the broker would like a check every ${formatAge(interval_s)} at most` : "open";
+  const more = merged > 0 ? `, ${merged + 1} changes in one` : "";
+  return `change ${sequence}: ${added.length} more, ${removed.length} less${more}`;
 }
