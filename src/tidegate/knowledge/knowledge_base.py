@@ -69,12 +69,16 @@ class SubscribeJob(msgspec.Struct, frozen=True):
     on_news: Callable[[], None]
 
 
+class CheckJob(msgspec.Struct, frozen=True):
+    """Answered with nothing, in its turn among the queries: for subscribers who ask whether they have everything."""
+
+
 class Subscribed(msgspec.Struct, frozen=True):
     subscription_id: str
     result: Result
 
 
-Job: TypeAlias = ChangeJob | UpdateJob | AskJob | SubscribeJob
+Job: TypeAlias = ChangeJob | UpdateJob | AskJob | SubscribeJob | CheckJob
 OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
 
 
@@ -171,6 +175,8 @@ class KnowledgeBase:
                 return PoolRequest(ticket, Lane.CHANGES, kp, is_service)
             case SubscribeJob():
                 return PoolRequest(ticket, Lane.SUBSCRIPTIONS, kp, is_service)
+            case CheckJob():
+                return PoolRequest(ticket, Lane.QUERIES, kp, is_service)
         question = job.question
         if isinstance(question, SparqlQuery) and not _can_be_shared(question.text):
             return PoolRequest(ticket, Lane.QUERIES, kp, is_service)
@@ -218,6 +224,8 @@ class KnowledgeBase:
                     return questions.ask(self.graph, job.question)
                 case SubscribeJob():
                     return self._subscribe(job, kp)
+                case CheckJob():
+                    return None
         except TidegateError as error:
             return error
         except Exception:
