@@ -256,8 +256,8 @@ class SyncQueue:
     def put(self, bodies: Any, **options: Any) -> Enqueued:
         return self._connection.call(self._queue.put(bodies, **options))
 
-    def put_messages(self, messages: Sequence[NewMessage]) -> Enqueued:
-        return self._connection.call(self._queue.put_messages(messages))
+    def put_messages(self, messages: Sequence[NewMessage], *, wait_s: float = 0.0) -> Enqueued:
+        return self._connection.call(self._queue.put_messages(messages, wait_s=wait_s))
 
     def put_batch(self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int) -> Enqueued:
         return self._connection.call(self._queue.put_batch(messages, producer=producer, number=number))
