@@ -7,11 +7,13 @@ names that programs use; the broker's own parts need the extra `server`.
 """
 
 from tidegate.client import (
+    Change,
     Connection,
     Delivery,
     DurableSubscription,
     Message,
     NumberedPublisher,
+    PersistentQuery,
     Queue,
     Subscription,
     SyncConnection,
@@ -38,6 +40,7 @@ from tidegate.messages import NewMessage
 
 __all__ = [
     "BadInput",
+    "Change",
     "ConfigError",
     "ConflictingQueue",
     "Connection",
@@ -52,6 +55,7 @@ __all__ = [
     "NotificationError",
     "NumberedPublisher",
     "Overloaded",
+    "PersistentQuery",
     "ProtocolError",
     "Queue",
     "QueueError",

@@ -91,6 +91,7 @@ class Broker:
         )
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
+        self._addresses: Ready | None = None
 
     async def run(self, on_ready: Callable[[Ready], None]) -> None:
         try:
@@ -120,9 +121,9 @@ class Broker:
             if self._semantic is not None:
                 ssap_port = await self._listen(self._semantic.start(tls), "ssap_port", self._config.ssap_port)
             ticking = tasks.create_task(self._tick())
-            ready = self._ready(native_port, http_port, ssap_port)
-            self._host.address = ready.native
-            on_ready(ready)
+            self._addresses = self._ready(native_port, http_port, ssap_port)
+            self._host.address = self._addresses.native
+            on_ready(self._addresses)
             await self._stopping.wait()
             await self._shut_down()
             ticking.cancel()
@@ -146,6 +147,7 @@ class Broker:
         return {
             "broker": self._incarnation,
             "uptime_s": round(time.time() - self._started_s, 3),
+            **({"addresses": msgspec.structs.asdict(self._addresses)} if self._addresses is not None else {}),
             **self._host.status(),
             "load": {layer: asdict(statistics) for layer, statistics in self._host.statistics().items()},
             "queues": self._queues.activity(),

@@ -12,6 +12,7 @@ from tidegate.errors import KnowledgeError
 from tidegate.knowledge.graph import Graph
 from tidegate.knowledge.knowledge_base import ChangeJob, KnowledgeBase
 from tidegate.knowledge.named_queries import NamedQueries
+from tidegate.knowledge.request_pool import Lane, PoolRequest, PoolSettings
 from tidegate.knowledge.terms import Literal, Triple, Uri
 from tidegate.listeners.http_persistent import PersistentSession
 
@@ -37,6 +38,7 @@ def test_a_question_whose_result_grows_too_large_ends_with_an_error(tmp_path: Pa
             await waiting
         session.close()
         assert knowledge.queries.statistics().subscriptions == 0
+        await knowledge.stop()
 
     asyncio.run(scenario())
 
@@ -55,5 +57,45 @@ def test_a_session_that_stops_tells_no_more(tmp_path: Path) -> None:
             await waiting
         session.close()
         assert knowledge.queries.statistics().subscriptions == 1, "it waits for another connection"
+
+    asyncio.run(scenario())
+
+
+def test_a_check_tells_the_last_number_after_everything_up_to_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        knowledge = KnowledgeBase(Graph())
+        session = PersistentSession(NamedQueries(tmp_path, knowledge))
+        await session.open("kp", {"p": "p"})
+        events = session.events()
+        await anext(events)
+        for number in range(3):
+            insert(knowledge, range(number, number + 1))
+            session.check(number)
+            told = [msgspec.json.decode(event) for event in await anext(events)]
+            assert [message["sequence"] for message in told] == [number + 1, number + 1]
+            assert "added" in told[0]
+            assert told[1]["check"] == number
+            assert told[1]["interval_s"] >= 0
+        session.check(7)
+        (alone,) = [msgspec.json.decode(event) for event in await anext(events)]
+        assert (alone["check"], alone["sequence"]) == (7, 3)
+
+    asyncio.run(scenario())
+
+
+def test_a_check_that_the_pool_has_no_room_for_is_refused_and_tells_when_to_come_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        knowledge = KnowledgeBase(Graph(), PoolSettings(requests_max=1))
+        knowledge.pool.on_request(PoolRequest(1_000_000, Lane.QUERIES, "another, with a long query"), 0.0)
+        knowledge.pool.start(0.0)
+        session = PersistentSession(NamedQueries(tmp_path, knowledge))
+        await session.open("kp", {"p": "p"})
+        events = session.events()
+        await anext(events)
+        session.check(1)
+        (told,) = [msgspec.json.decode(event) for event in await anext(events)]
+        assert told.keys() == {"check", "refused"}
+        assert told["refused"]["code"].startswith("L65")
+        assert told["refused"]["retry_after_s"] > 0
 
     asyncio.run(scenario())

@@ -9,16 +9,19 @@ from tidegate.client.connection import Connection, connect
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.message import Message
 from tidegate.client.numbered_publisher import NumberedPublisher
+from tidegate.client.persistent_query import Change, PersistentQuery
 from tidegate.client.queue import Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.client.synchronous import SyncConnection, SyncQueue, connect_sync
 
 __all__ = [
+    "Change",
     "Connection",
     "Delivery",
     "DurableSubscription",
     "Message",
     "NumberedPublisher",
+    "PersistentQuery",
     "Queue",
     "Subscription",
     "SyncConnection",

@@ -13,21 +13,29 @@ import asyncio
 import os
 import secrets
 import ssl
+import weakref
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, overload
+from urllib.parse import urlsplit
 
 import msgspec
 
 from tidegate.client.address import DEFAULT_ADDRESS, Address
+from tidegate.client.control import Control
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import LinkOptions, not_open
 from tidegate.client.numbered_publisher import NumberedPublisher
+from tidegate.client.persistent_filter import FilterTransport
+from tidegate.client.persistent_http import HttpTransport
+from tidegate.client.persistent_query import PersistentQuery
+from tidegate.client.persistent_ssap import SsapTransport
+from tidegate.client.persistent_transport import PersistentLink, PersistentTransport
 from tidegate.client.publisher import Publisher, PublisherStatistics
 from tidegate.client.queue import Queue
 from tidegate.client.queue_requests import QueueRequests
 from tidegate.client.subscriber import Subscriber, Subscription, WantedFilter
-from tidegate.errors import FilterError
+from tidegate.errors import FilterError, Unavailable
 from tidegate.filters import Filter
 from tidegate.notification import Value
 
@@ -61,6 +69,7 @@ class Connection:
         self._subscriber: Subscriber | None = None
         self._requests: QueueRequests | None = None
         self._numbered: set[NumberedPublisher] = set()
+        self._queries: weakref.WeakSet[PersistentQuery] = weakref.WeakSet()
         self._opening = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
@@ -86,6 +95,8 @@ class Connection:
                 await self._publisher.flush()
         finally:
             tasks, self._tasks = self._tasks, None
+            for query in list(self._queries):
+                query.close()
             self._subscriber.close()
             self._requests.close()
             for publisher in (self._publisher, *self._numbered):
@@ -160,6 +171,26 @@ class Connection:
             return DurableSubscription(self._queueing(), name, wanted.filter, policy or "block")
         return self._subscribing().subscribe(wanted, policy or "drop-oldest")
 
+    def persistent_query(
+        self, question: str | Filter, *, address: str = "", control: Control | None = None
+    ) -> PersistentQuery:
+        """What changes in the result of a SPARQL query, as an async iterator that finds losses by itself; its checks
+        are paced so that the broker stays healthy, by default by the full design of docs/active-control.md.
+
+        `address` is where to ask: http://… or ssap://…; by default the HTTP of this connection's broker, which tells
+        where that is. A Filter, or without an address a text that has no braces, as every query has, is asked of the
+        broker itself, about notifications."""
+        if self._tasks is None:
+            raise not_open()
+        query = PersistentQuery(
+            self._persistent_transport(question, address),
+            control or Control(),
+            self._tasks,
+            self._options.connect_timeout_s,
+        )
+        self._queries.add(query)
+        return query
+
     async def subscriptions(self) -> list[dict[str, Any]]:
         """The durable subscriptions: name, filter and policy of each."""
         found: list[dict[str, Any]] = msgspec.msgpack.decode(await self._queueing().call("subscriptions", ""))
@@ -186,6 +217,15 @@ class Connection:
         """What this connection has published; None before the first publish."""
         return self._publisher.statistics() if self._publisher is not None else None
 
+    def _persistent_transport(self, question: str | Filter, address: str) -> PersistentTransport:
+        assert self._tasks is not None
+        if isinstance(question, Filter) or (not address and "{" not in question):
+            return FilterTransport(self._subscribing(), _as_filter(question), self._tasks)
+        if not address:
+            return _BrokersHttp(self, question, self._options)
+        transport = SsapTransport if address.startswith("ssap:") else HttpTransport
+        return transport(address, question, self._options.token, self._options.tls)
+
     async def _publishing(self) -> Publisher:
         if self._tasks is None:
             raise not_open()
@@ -207,3 +247,30 @@ class Connection:
         if self._requests is None or self._tasks is None:
             raise not_open()
         return self._requests
+
+
+def _as_filter(question: str | Filter) -> Filter:
+    return question if isinstance(question, Filter) else Filter.parse(question)
+
+
+class _BrokersHttp:
+    """The HTTP of a connection's own broker. It is asked for its port each time, as it may have another after a
+    restart; its host is the one that was reached."""
+
+    is_resumable = True
+
+    def __init__(self, connection: Connection, question: str, options: LinkOptions) -> None:
+        self._connection = connection
+        self._question = question
+        self._options = options
+
+    async def open(self, subscription: str, sequence: int) -> PersistentLink:
+        http = urlsplit((await self._connection.status()).get("addresses", {}).get("http", ""))
+        if not http.port:
+            raise Unavailable("U740", "the broker does not tell its address of HTTP", "give it: address='http://…'")
+        # The name by which this program knows the broker; of several it may be any.
+        addresses = self._options.addresses
+        host = addresses[0].host if len(addresses) == 1 else http.hostname or ""
+        address = f"{http.scheme}://{f'[{host}]' if ':' in host else host}:{http.port}"
+        transport = HttpTransport(address, self._question, self._options.token, self._options.tls)
+        return await transport.open(subscription, sequence)

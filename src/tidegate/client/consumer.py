@@ -2,7 +2,8 @@
 
 Asking for the next message says that the last one is done. It is deleted in the background: while one delete is under
 way others gather, and go together; no more than a batch may wait for that. What a program has and has not asked beyond
-is extended at a third of its visibility, for as long as the loop lasts, so work may take longer than a lease.
+is extended at a third of its visibility, for as long as the loop lasts, so work may take longer than a lease. A loop
+that the broker refuses, as it has too much to do, comes back when it is told to, later each time.
 
 The end: in `async with`, leaving the block without an error says that the last message is done too, and with an error
 it is released, to be delivered again. A bare `async for` cannot tell one from the other: the last message of one left
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterable
 from types import TracebackType
@@ -21,10 +23,11 @@ from typing import Final, Generic, Self, TypeVar
 
 import msgspec
 
+from tidegate.client.control import RetryPace
 from tidegate.client.link import not_open
 from tidegate.client.message import Message
 from tidegate.client.queue_requests import QueueRequests
-from tidegate.errors import TidegateError
+from tidegate.errors import Overloaded, TidegateError
 from tidegate.messages import Dequeue
 
 # A reply that comes early and empty is of a method that does not hold requests: it is not asked again at once.
@@ -50,6 +53,7 @@ class Leases:
         self._held: dict[tuple[int, int], str] = {}
         self._done: list[str] = []
         self._deleting = 0
+        self._pace = RetryPace(random.random)
         self._has_done = asyncio.Event()
         self._has_deleted = asyncio.Event()
         self._keeping: list[asyncio.Task[None]] = []
@@ -65,7 +69,12 @@ class Leases:
             await self._has_deleted.wait()
         while True:
             asked_s = loop.time()
-            messages = await take(self._requests, self._wanted)
+            try:
+                messages = await take(self._requests, self._wanted)
+            except Overloaded as error:
+                await asyncio.sleep(self._pace.on_refusal(error.retry_after_s))
+                continue
+            self._pace.on_success()
             if messages:
                 self._held.update({(message.queue, message.sequence): message.receipt for message in messages})
                 return messages

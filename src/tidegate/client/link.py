@@ -1,9 +1,9 @@
 """A link: one TCP connection to the broker that comes back by itself.
 
 It greets, pings when idle, notices a silent peer, and reconnects: at once to the next broker if it knows several, and
-when none of them answers after a random wait that doubles up to a bound. Its user learns of each new connection and of
-each frame; what to send again is the user's business. Two kinds of end: `Unavailable` and `Overloaded` are tried again,
-every other error of the broker is final.
+when none of them answers after a random wait that doubles up to a bound, on top of the time that a broker asks for
+which refuses it. Its user learns of each new connection and of each frame; what to send again is the user's business.
+Two kinds of end: `Unavailable` and `Overloaded` are tried again, every other error of the broker is final.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
 from tidegate.client.address import Address
+from tidegate.client.control import BackoffSettings, FirstValue, RetryPace
 from tidegate.errors import (
     BadInput,
     ConflictingQueue,
@@ -42,8 +43,8 @@ READ_BYTES: Final = 1024 * 1024
 WRITE_BYTES: Final = 256 * 1024
 PING_S: Final = 15.0
 SILENCE_S: Final = 45.0
-RECONNECT_FIRST_S: Final = 0.05
-RECONNECT_MAX_S: Final = 5.0
+# On average: when a broker comes back, its clients do not all knock at once.
+RECONNECT_BACKOFF: Final = BackoffSettings(first_value=FirstValue.MINIMUM, backoff_s_min=0.025, backoff_s_max=2.5)
 GOODBYE_S: Final = 1.0
 
 # How a broker's code reads as an exception here: as a whole, or by its first letter.
@@ -148,17 +149,17 @@ class Link:
                 protocol.ping()
 
     async def _connect_with_retries(self) -> _LinkProtocol:
-        wait_s = RECONNECT_FIRST_S
+        pace = RetryPace(random.random, RECONNECT_BACKOFF)
         while True:
+            retry_after_s: float | None = None
             for _ in self._options.addresses:
                 try:
                     return await self._connect_next()
                 except (Unavailable, Overloaded, OSError) as error:
                     self._last_failure = str(error) or "no answer"
                     self._turn += 1
-            # Full jitter: when a broker comes back, its clients do not all knock at once.
-            await asyncio.sleep(random.uniform(0, wait_s))  # noqa: S311
-            wait_s = min(2 * wait_s, RECONNECT_MAX_S)
+                    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+            await asyncio.sleep(pace.on_refusal(retry_after_s))
 
     async def _connect_next(self) -> _LinkProtocol:
         addresses = self._options.addresses

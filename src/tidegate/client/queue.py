@@ -8,15 +8,18 @@ async for message in queue:
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from tidegate.client.consumer import Batches, Messages, take
+from tidegate.client.control import RetryPace
 from tidegate.client.message import Message
 from tidegate.client.queue_requests import QueueRequests
-from tidegate.errors import QueueError
+from tidegate.errors import Overloaded, QueueError
 from tidegate.frames import HEADER_BYTES, decode_body, join_maps
 from tidegate.messages import (
     BATCH_MESSAGES_MAX,
@@ -90,12 +93,14 @@ class Queue:
         device: str = "",
         sequence: int | None = None,
         headers: Mapping[str, str] | None = None,
+        wait_s: float = 0.0,
     ) -> Enqueued:
         """Puts one body, or a list of bodies, and returns when all are as durable as the queue demands.
 
         Messages of a `group` keep their order. `device` and `sequence`, which counts on within a list, name a message:
         what is put again under the same name is kept once. Without them this connection names the message itself, so
-        that a reconnection never doubles it."""
+        that a reconnection never doubles it. Where the broker has no room, it is tried again for up to `wait_s`, later
+        each time; then its refusal is raised."""
         if bool(device) != (sequence is not None):
             raise QueueError("Q905", "a device without a sequence, or the reverse", "give both, or none")
         listed = bodies if isinstance(bodies, list) else [bodies]
@@ -104,16 +109,18 @@ class Queue:
             [
                 NewMessage(_encode_body(body), group, device, (sequence or 0) + index, kept)
                 for index, body in enumerate(listed)
-            ]
+            ],
+            wait_s=wait_s,
         )
 
-    async def put_messages(self, messages: Sequence[NewMessage]) -> Enqueued:
+    async def put_messages(self, messages: Sequence[NewMessage], *, wait_s: float = 0.0) -> Enqueued:
         """Puts messages that differ in more than their bodies. Those that do not fit one frame go in several: after an
         error some of them may be in the queue."""
         await self._requests.up()
+        deadline_s = asyncio.get_running_loop().time() + wait_s
         enqueued = Enqueued(0, 0, "")
         for part in self._parts(messages):
-            reply: Enqueued = decode_body(await self._requests.enqueue(part), Enqueued)
+            reply = await self._enqueue(part, deadline_s)
             enqueued = Enqueued(
                 enqueued.accepted + reply.accepted, enqueued.duplicates + reply.duplicates, reply.durability
             )
@@ -228,6 +235,20 @@ class Queue:
         return _count(await self._requests.call("delete_below", self.name, arguments))
 
     # Inside.
+
+    async def _enqueue(self, body: bytes, deadline_s: float) -> Enqueued:
+        """Its messages have names: what is tried again is kept once."""
+        loop = asyncio.get_running_loop()
+        pace = RetryPace(random.random)
+        while True:
+            try:
+                enqueued: Enqueued = decode_body(await self._requests.enqueue(body), Enqueued)
+                return enqueued
+            except Overloaded as error:
+                wait_s = pace.on_refusal(error.retry_after_s)
+                if loop.time() + wait_s > deadline_s:
+                    raise
+                await asyncio.sleep(wait_s)
 
     def _parts(self, messages: Sequence[NewMessage]) -> list[bytes]:
         """The messages, named and encoded, in bodies that the broker takes as one frame."""

@@ -14,9 +14,11 @@ import msgspec
 
 from tidegate.client.address import DEFAULT_ADDRESS
 from tidegate.client.connection import Connection, connect
+from tidegate.client.control import Control
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import not_open
 from tidegate.client.message import Message
+from tidegate.client.persistent_query import Change, PersistentQuery, PersistentQueryStatistics
 from tidegate.client.queue import READ_MESSAGES_MAX, Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.errors import Unavailable
@@ -101,6 +103,17 @@ class SyncConnection:
 
         return SyncSubscription(self, self.call(begin()))
 
+    def persistent_query(
+        self, question: str | Filter, *, address: str = "", control: Control | None = None
+    ) -> SyncPersistentQuery:
+        """An iterator of changes; open when this returns."""
+
+        async def begin() -> PersistentQuery:
+            query = self.connection.persistent_query(question, address=address, control=control)
+            return await query.__aenter__()
+
+        return SyncPersistentQuery(self, self.call(begin()))
+
     def subscriptions(self) -> list[dict[str, Any]]:
         return self.call(self.connection.subscriptions())
 
@@ -181,6 +194,39 @@ class SyncSubscription:
             self._connection.call(close())
 
 
+class SyncPersistentQuery:
+    """Iterates over changes as they come; `close`, from another thread, ends the iteration. Checks go on meanwhile."""
+
+    def __init__(self, connection: SyncConnection, query: PersistentQuery) -> None:
+        self._connection = connection
+        self._query = query
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Change]:
+        async def take() -> Change | None:
+            return await anext(self._query, None)
+
+        while (change := self._connection.call(take())) is not None:
+            yield change
+
+    def statistics(self) -> PersistentQueryStatistics:
+        return self._query.statistics()
+
+    def close(self) -> None:
+        async def close() -> None:
+            self._query.close()
+
+        with contextlib.suppress(Unavailable):  # the end of the connection has closed it already
+            self._connection.call(close())
+
+
 class SyncQueue:
     """As `Queue`, blocking. The message of a loop that is left early is delivered again."""
 
@@ -210,8 +256,8 @@ class SyncQueue:
     def put(self, bodies: Any, **options: Any) -> Enqueued:
         return self._connection.call(self._queue.put(bodies, **options))
 
-    def put_messages(self, messages: Sequence[NewMessage]) -> Enqueued:
-        return self._connection.call(self._queue.put_messages(messages))
+    def put_messages(self, messages: Sequence[NewMessage], *, wait_s: float = 0.0) -> Enqueued:
+        return self._connection.call(self._queue.put_messages(messages, wait_s=wait_s))
 
     def put_batch(self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int) -> Enqueued:
         return self._connection.call(self._queue.put_batch(messages, producer=producer, number=number))

@@ -73,12 +73,16 @@ class SubscribeJob(msgspec.Struct, frozen=True):
     sequence: int = 0
 
 
+class CheckJob(msgspec.Struct, frozen=True):
+    """Answered with nothing, in its turn among the queries: for subscribers who ask whether they have everything."""
+
+
 class Subscribed(msgspec.Struct, frozen=True):
     subscription_id: str
     result: Result
 
 
-Job: TypeAlias = ChangeJob | UpdateJob | AskJob | SubscribeJob
+Job: TypeAlias = ChangeJob | UpdateJob | AskJob | SubscribeJob | CheckJob
 OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
 _LATER: Final = object()  # instead of an answer that a worker will give
 
@@ -203,6 +207,8 @@ class KnowledgeBase:
             case UpdateJob():
                 sparql.check_length(job.text, sparql.UPDATE_CHARACTERS_MAX)
                 return PoolRequest(ticket, Lane.CHANGES, kp, is_service)
+            case CheckJob():
+                return PoolRequest(ticket, Lane.QUERIES, kp, is_service)
         question = job.question
         if isinstance(question, SparqlQuery):
             sparql.check_length(question.text, sparql.QUERY_CHARACTERS_MAX)
@@ -268,6 +274,8 @@ class KnowledgeBase:
                 return _LATER
             case AskJob():
                 return questions.ask(self.graph, job.question)
+            case CheckJob():
+                return None
         if not isinstance(job.question, SparqlQuery) or self.queries.is_open(job.question):
             return self._subscribe(job, kp, None)
         self.queries.check_room(kp)

@@ -11,6 +11,9 @@ Who has lost the connection gives `&subscription=…&sequence=n` with the same q
 comes as one message, after `{"subscription", "sequence": n, "variables"}`. Where that is not possible, the first
 message has `"reset": true` and a whole result. A WebSocket that its peer closes with 1000 ends its subscription.
 
+Over WebSocket a subscriber may ask whether it has everything: `{"check": n}` is answered, in its turn among the
+queries, by `{"check": n, "sequence": last, …load}` after everything up to `last`, or `{"check": n, "refused": error}`.
+
 With `&name=…` it is kept until it is dropped (`named_queries`): who comes back gives the name, and `&sequence=n`.
 
 What may go wrong: no question or two (K122); what the knowledge base refuses; a result that can be asked for no more,
@@ -22,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -30,19 +33,26 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from tidegate.errors import KnowledgeError, TidegateError, Unavailable
-from tidegate.knowledge.knowledge_base import Subscribed, SubscribeJob
+from tidegate.errors import KnowledgeError, Overloaded, TidegateError, Unavailable
+from tidegate.knowledge.knowledge_base import CheckJob, Subscribed, SubscribeJob
 from tidegate.knowledge.named_queries import NamedQueries, NoSuchName, is_named, question_of, subscription_id
 from tidegate.knowledge.persistent_query import Indication, Resumption
 from tidegate.knowledge.question import Question, Result, Row
+from tidegate.knowledge.request_pool import Load
 from tidegate.knowledge.result_formats import json_row
-from tidegate.listeners.http_sparql import kp_of, submit
+from tidegate.listeners.http_sparql import kp_of, submit, told
 from tidegate.listeners.http_subscribe import EventStream, push, server_sent_events
 from tidegate.listeners.json_request import parse_number
 from tidegate.listeners.json_response import error_response
 
 KEEP_ALIVE_S: Final = 15.0
 ENDED_FOR_GOOD: Final = 1000
+
+
+class Check(msgspec.Struct):
+    """What a subscriber asks. The number is its own; it gets it back."""
+
+    check: int
 
 
 class TakenOver(KnowledgeError):
@@ -61,12 +71,17 @@ class PersistentSession:
         self._wake = asyncio.Event()
         self._head: Result | None = None
         self._first: list[dict[str, Any]] = []
+        self._kp = ""
+        self._sequence = 0
+        self._check: int | None = None
+        self._checked: dict[str, Any] | None = None
         self._is_stopping = False
         self._error: TidegateError | None = None
         self.subscription_id = ""
         self.is_ended_for_good = False
 
     async def open(self, kp: str, query: Mapping[str, str]) -> None:
+        self._kp = kp
         if "name" in query:
             await self._open_named(query["name"], query)
             return
@@ -89,10 +104,16 @@ class PersistentSession:
                 raise self._error
             if self._is_stopping:
                 return
-            if (taken := self._take()) is not None:
-                yield [msgspec.json.encode(self._indication(taken))]
+            if news := [msgspec.json.encode(message) for message in self._news()]:
+                yield news
             elif not await self._wait():
                 yield []
+
+    def check(self, number: int) -> None:
+        """One at a time: who asks again meanwhile gets one answer, with the last number."""
+        is_under_way, self._check = self._check is not None, number
+        if not is_under_way:
+            self._knowledge.submit(self._kp, CheckJob(), self._on_checked)
 
     def stop(self) -> None:
         self._is_stopping = True
@@ -109,6 +130,23 @@ class PersistentSession:
                 self._knowledge.unsubscribe(self.subscription_id)
         else:
             self._knowledge.detach(self.subscription_id, is_kept=bool(self._name))
+
+    def _on_checked(self, answer: TidegateError | None, load: Load | None) -> None:
+        self._checked = {"refused": answer.to_dict()} if answer is not None else {}
+        if isinstance(answer, Overloaded):
+            self._checked["refused"]["retry_after_s"] = answer.retry_after_s
+        if load is not None:
+            self._checked |= told(self._knowledge, load)
+        self._wake.set()
+
+    def _news(self) -> Iterator[dict[str, Any]]:
+        """What waits, and then the answer to a check, which so knows the last number."""
+        if (taken := self._take()) is not None:
+            yield self._indication(taken)
+        if self._checked is not None:
+            answer, self._checked = self._checked, None
+            number, self._check = self._check, None
+            yield {"check": number} | answer | ({} if "refused" in answer else {"sequence": self._sequence})
 
     def _take(self) -> Indication | None:
         return self._named.take(self._name) if self._name else self._knowledge.take(self.subscription_id)
@@ -159,10 +197,12 @@ class PersistentSession:
 
     def _opening(self, sequence: int) -> dict[str, Any]:
         assert self._head is not None
+        self._sequence = sequence
         return {"subscription": self.subscription_id, "sequence": sequence, "variables": self._head.names}
 
     def _indication(self, taken: Indication) -> dict[str, Any]:
         assert self._head is not None
+        self._sequence = taken.sequence
         return {
             "sequence": taken.sequence,
             "added": _rows(self._head, taken.difference.added),
@@ -241,12 +281,15 @@ class HttpPersistent:
 
 
 async def _listen(session: PersistentSession, websocket: WebSocket, pushing: asyncio.Task[None]) -> None:
-    """Nothing that a peer says means anything, but that it leaves."""
+    """Nothing that a peer says means anything, but that it asks for a check, and that it leaves."""
     with contextlib.suppress(WebSocketDisconnect):
         while websocket.client_state is WebSocketState.CONNECTED:
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
                 session.is_ended_for_good = message.get("code") == ENDED_FOR_GOOD
+            else:
+                with contextlib.suppress(msgspec.MsgspecError):
+                    session.check(msgspec.json.decode(message.get("text") or b"", type=Check).check)
     pushing.cancel()
 
 

@@ -16,6 +16,7 @@ from tidegate.client.control.active_control import (
 from tidegate.client.control.adaptive import IntervalSettings, Strategy
 from tidegate.client.control.backoff import BackoffKind, BackoffSettings, FirstValue
 from tidegate.client.control.congestion import Detection, DetectionSettings
+from tidegate.client.control.retry import RetryPace
 from tidegate.client.control.variation import Variation
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "FirstValue",
     "Hints",
     "IntervalSettings",
+    "RetryPace",
     "SequenceGaps",
     "Strategy",
     "Variation",
