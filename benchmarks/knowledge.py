@@ -1,4 +1,4 @@
-"""The knowledge base: SPARQL in workers beside SPARQL in the broker's own process, and the issue's other figures.
+"""The knowledge base: SPARQL in workers beside SPARQL in the broker's own process, and what changes and triples cost.
 
 Measured: a quick query and an update through a worker and without one, while the graph stands still and with a change
 before each; a change with 10,000 mask subscriptions and with none; inserts that are pipelined on one SSAP connection;

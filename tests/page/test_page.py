@@ -377,6 +377,23 @@ class TestKnowledge:
             expect(page.locator("#answer .error")).to_contain_text("K1")
             opened.expected = {"400 /v1/sparql"}
 
+    def test_programs_tell_how_they_pace_their_checks(self, opened: OpenPage, broker: BrokerProcess) -> None:
+        wait_until_live(opened.page)
+        opened.go_to("knowledge")
+        expect(opened.page.locator("#control")).to_be_hidden()
+        state = {
+            "interval_s": 2.5,
+            "ast_s": 2.25,
+            "rbt_s": 0.25,
+            "checks": 12,
+            "detections": 1,
+            "losses": 3,
+            "changes": 4,
+        }
+        publish(broker, {"persistent_queries": 308, **state})
+        expect(opened.page.locator("#control")).to_contain_text("308")
+        expect(opened.page.locator("#control")).to_contain_text("RBT250 ms")
+
     def test_it_is_calm_where_there_is_none(self, opened: OpenPage) -> None:
         page = opened.page
         opened.go_to("knowledge")

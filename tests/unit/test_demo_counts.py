@@ -20,6 +20,8 @@ def agreeing() -> Counts:
     counts.on_published(READINGS)
     for sequence in (1, 2, 3):
         counts.on_delivered(Delivery(1, sequence, {}))
+    counts.queries.told = 3
+    counts.queries.on_seen("28005002", 41.0)
     counts.totals = {
         "messages": 3,
         "set_aside": 0,
@@ -60,6 +62,15 @@ def test_what_spark_says_otherwise_is_found_and_named(name: str, by: int) -> Non
     totals[name] += by
     counts.totals = totals
     assert any(str(totals[name]) in difference for difference in counts.differences())
+
+
+def test_what_persistent_queries_do_not_know_is_found() -> None:
+    counts = agreeing()
+    counts.queries.told = 2
+    assert counts.differences() == ["persistent queries were told of 2 readings of 3"]
+    counts.queries.told = 3
+    counts.queries.on_seen("28005002", 40.0)
+    assert counts.differences() == ["persistent queries over the graph do not know the latest of 1 stations"]
 
 
 def test_what_is_missing_at_one_end_is_lost_and_what_comes_again_is_doubled() -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tidegate.client import Delivery
+from tidegate.demo.persistent_queries import PersistentQueries
 from tidegate.devices import MAGNITUDES
 
 
@@ -22,12 +23,14 @@ class Counts:
     totals: dict[str, int] = field(default_factory=dict)
     last_sequence: int = 0
     last_time: str = ""
+    queries: PersistentQueries = field(default_factory=PersistentQueries)
 
     def on_published(self, batch: list[dict[str, Any]]) -> None:
         """Acknowledged."""
         self.published += len(batch)
         self.values += sum(name in reading for reading in batch for name in MAGNITUDES.values())
         self.last_time = str(batch[-1]["time"])
+        self.queries.on_published(batch)
 
     def on_delivered(self, delivery: Delivery) -> None:
         """One publisher has sent all readings, in order: a number that does not rise was there before."""
@@ -62,6 +65,7 @@ class Counts:
             ("the subscriber of alerts got {} of {} that Spark has found", self.alerts, of_spark.get("alerts", 0)),
         ]
         found = [text.format(seen, expected) for text, seen, expected in pairs if seen != expected]
+        found += self.queries.differences()
         return found if self.published else ["nothing was published"]
 
     def summary(self) -> str:
@@ -73,6 +77,7 @@ class Counts:
             f"{self.queue.get('enqueued', 0):>12,} matched and queued",
             f"{of_spark.get('messages', 0):>12,} processed by Spark: {kept}",
             f"{self.alerts:>12,} alerts published by Spark and received",
+            f"{self.queries.told:>12,} told to {len(self.queries):,} persistent queries",
             f"{self.lost:>12,} lost",
             f"{self.doubled + of_spark.get('duplicates', 0):>12,} doubled",
         ]

@@ -21,6 +21,7 @@ from typing import Any, Final
 from tidegate.broker_process import broker_process, end_process
 from tidegate.client import Connection, Subscription, connect
 from tidegate.demo.counts import Counts
+from tidegate.demo.persistent_queries import MIRROR
 from tidegate.demo.picture import count_alerts, draw_history
 from tidegate.devices import STATIONS, readings
 from tidegate.terminal import note
@@ -56,7 +57,8 @@ async def run_demo(options: Options) -> int:
     counts = Counts()
     stopping = asyncio.Event()
     with _interrupts(stopping):
-        async with broker_process() as process, connect(process.address, name="demo") as broker:
+        flags = ("--ssap-port", "0", "--mirror", MIRROR)
+        async with broker_process(*flags) as process, connect(process.address, name="demo") as broker:
             await broker.queue(QUEUE).create(filter=READINGS)
             if not options.is_headless:
                 _tell(options, process.http)
@@ -72,6 +74,7 @@ async def _let_flow(
     async with (
         broker.subscribe(READINGS) as everything,
         broker.subscribe(ALERTS) as alerts,
+        counts.queries.opened(broker),
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(_count_readings(everything, counts))
@@ -146,13 +149,13 @@ async def _watch(
 async def _wait_until_all_came(broker: Connection, pipeline: Pipeline, counts: Counts, options: Options) -> None:
     """Until the queue is empty and the alerts that Spark has found are here."""
     loop = asyncio.get_running_loop()
-    came, came_s = (-1, -1, -1), 0.0
+    came, came_s = (-1, -1, -1, -1), 0.0
     while not pipeline.has_ended:
         counts.queue = await broker.queue(QUEUE).stats()
-        is_done = counts.queue["messages"] == 0 and counts.delivered == counts.published
+        is_done = counts.queue["messages"] == 0 and counts.delivered == counts.published and counts.queries.are_right
         if is_done and counts.alerts == await asyncio.to_thread(count_alerts, options.out / HISTORY):
             return
-        now = (counts.queue["deleted"], counts.delivered, counts.alerts)
+        now = (counts.queue["deleted"], counts.delivered, counts.alerts, counts.queries.told)
         if now != came:
             came, came_s = now, loop.time()
         elif loop.time() - came_s > STILL_S:

@@ -1,7 +1,7 @@
 // Knowledge: SPARQL to the knowledge base, by the SPARQL 1.1 protocol, and queries that stay open.
 
-import { call, protocols } from "./broker.js";
-import { byId, formatAge, make, makeError, makeTable } from "./elements.js";
+import { call, protocols, stream } from "./broker.js";
+import { byId, formatAge, formatNumber, make, makeError, makeTable } from "./elements.js";
 
 const RESULTS = "application/sparql-results+json";
 const ROWS_SHOWN = 500;
@@ -12,6 +12,9 @@ const NONE = "This broker serves no knowledge base";
 export async function start() {
   byId("ask").addEventListener("submit", ask);
   byId("persist").addEventListener("click", keepOpen);
+  stream("persistent_queries;interval_s", new AbortController().signal, {
+    delivery: ({ notification }) => notification && showControl(notification),
+  });
 }
 
 export function show() {}
@@ -102,4 +105,22 @@ function describe({ sequence, added, removed, merged, interval_s }) {
   if (added === undefined) return interval_s > 0 ? `open; the broker would like a check every ${formatAge(interval_s)} at most` : "open";
   const more = merged > 0 ? `, ${merged + 1} changes in one` : "";
   return `change ${sequence}: ${added.length} more, ${removed.length} less${more}`;
+}
+
+/** How programs pace the checks of their persistent queries: t = AST + RBT. They tell of it by notifications. */
+function showControl(control) {
+  const facts = [
+    ["queries", formatNumber(control.persistent_queries)],
+    ["a check every", formatAge(control.interval_s)],
+    ["AST", formatAge(control.ast_s)],
+    ["RBT", formatAge(control.rbt_s)],
+    ["checks", formatNumber(control.checks)],
+    ["met congestion", formatNumber(control.detections)],
+    ["losses found", formatNumber(control.losses)],
+    ["changes", formatNumber(control.changes)],
+  ];
+  byId("control").hidden = false;
+  byId("control-facts").replaceChildren(
+    ...facts.map(([title, value]) => make("div", {}, make("dt", {}, title), make("dd", {}, value))),
+  );
 }
