@@ -19,8 +19,12 @@ END_S: Final = 20.0
 
 @dataclass(frozen=True)
 class RunningBroker:
+    """`http` and, with a knowledge base, `ssap` are addresses too."""
+
     address: str
     pid: int
+    http: str
+    ssap: str
 
 
 @contextlib.asynccontextmanager
@@ -38,7 +42,8 @@ async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
                 line = await process.stdout.readline()
             if not line:
                 raise Unavailable("U701", "the broker did not start", "see its message above")
-            yield RunningBroker(json.loads(line)["ready"]["native"], process.pid)
+            ready = json.loads(line)["ready"]
+            yield RunningBroker(ready["native"], process.pid, ready["http"], ready["ssap"])
         finally:
             await end_process(process)
 

@@ -349,6 +349,7 @@ COMMANDS = [
     "replay",
     "evaluate",
     "evaluate queues",
+    "evaluate control",
     "demo",
     "config",
     "config check",
