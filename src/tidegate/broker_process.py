@@ -19,8 +19,11 @@ END_S: Final = 20.0
 
 @dataclass(frozen=True)
 class RunningBroker:
+    """`http` and, with a knowledge base, `ssap` are addresses too."""
+
     address: str
     http: str
+    ssap: str
     pid: int
 
 
@@ -47,7 +50,7 @@ async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
             if not line:
                 raise Unavailable("U701", "the broker did not start", "see its message above")
             ready = json.loads(line)["ready"]
-            yield RunningBroker(ready["native"], ready["http"], process.pid)
+            yield RunningBroker(ready["native"], ready["http"], ready["ssap"], process.pid)
         finally:
             await end_process(process)
 

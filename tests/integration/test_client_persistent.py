@@ -15,7 +15,7 @@ from dropping_proxy import DroppingProxy
 from ssap_world import SsapWorld
 
 from tidegate import BadInput, Unavailable, connect, connect_sync
-from tidegate.client.control import Control, IntervalSettings
+from tidegate.client.control import Control, IntervalSettings, Strategy
 from tidegate.client.knowledge import Knowledge
 from tidegate.client.persistent_query import Change, PersistentQuery
 from tidegate.knowledge.request_pool import Lane, PoolRequest, PoolSettings
@@ -184,6 +184,19 @@ def test_a_restart_of_the_broker_is_survived(knowledge: Knowledge) -> None:
                 statistics = query.statistics()
                 assert statistics.openings >= 2
                 assert statistics.is_open
+
+    asyncio.run(scenario())
+
+
+def test_who_never_checks_is_told_of_changes_all_the_same(broker: BrokerProcess, knowledge: Knowledge) -> None:
+    async def scenario() -> None:
+        never = Control(interval=IntervalSettings(strategy=Strategy.NONE))
+        async with connect(broker.native) as connection, connection.persistent_query(QUERY, control=never) as query:
+            follower = Follower(query)
+            await follower.follow()
+            await update(knowledge, "INSERT DATA { <s> <p> 1 }")
+            assert len((await follower.follow()).added) == 1
+            assert query.statistics().control.requests == 1, "the opening"
 
     asyncio.run(scenario())
 

@@ -344,6 +344,7 @@ COMMANDS = [
     "replay",
     "evaluate",
     "evaluate queues",
+    "evaluate control",
     "demo",
     "config",
     "config check",

@@ -48,7 +48,8 @@ from tidegate.errors import Overloaded, TidegateError, Unavailable
 CHANGES_WAITING_MAX: Final = 1000
 REQUEST_S: Final = 10.0
 RECONNECT_S: Final = 0.5
-"""Those whom a broker has left come back at random within this time."""
+"""Those whom a broker has left come back at random within this time; so do those who have lost an indication, or sooner
+if its spread is shorter, which is meant for questions: to go on costs the broker much less."""
 SILENT_CHECKS_MAX: Final = 3
 """After so many checks in a row of which nothing was heard, the connection is given up."""
 SLEEP_S_MAX: Final = 3600.0
@@ -84,13 +85,19 @@ class PersistentQuery:
     """`async for change in query`. Use it in `async with` to know that it is open before you go on."""
 
     def __init__(
-        self, transport: PersistentTransport, control: Control, tasks: asyncio.TaskGroup, open_timeout_s: float
+        self,
+        transport: PersistentTransport,
+        control: Control,
+        tasks: asyncio.TaskGroup,
+        open_timeout_s: float,
+        request_timeout_s: float = REQUEST_S,
     ) -> None:
         self._transport = transport
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
         self._began_s = self._loop.time()
         self._open_timeout_s = open_timeout_s
+        self._request_timeout_s = request_timeout_s
         self._control = ActiveControl(control, Random().random, self._began_s)  # noqa: S311
         self._gaps = SequenceGaps()
         self._link: PersistentLink | None = None
@@ -159,6 +166,8 @@ class PersistentQuery:
 
     def _start(self) -> None:
         if self._working is None and not self._is_closed:
+            # Who never checks has to open it all the same.
+            self._control.on_announcement(0.0, self._loop.time())
             self._working = self._tasks.create_task(self._work())
 
     async def _work(self) -> None:
@@ -180,7 +189,7 @@ class PersistentQuery:
     async def _request(self) -> None:
         link = self._link
         try:
-            async with asyncio.timeout(REQUEST_S):
+            async with asyncio.timeout(self._request_timeout_s):
                 await (self._open() if link is None else self._ask(link))
         except TimeoutError:
             self._on_silence()
@@ -264,15 +273,17 @@ class PersistentQuery:
         found = self._gaps.on_message(heard.sequence, carried=1)
         self._note_losses(found)
         if found and self._transport.is_resumable:
-            self._open_again(heard.spread_s)
+            self._open_again(min(heard.spread_s or 0.0, RECONNECT_S))
             return
         if heard.sequence <= self._sequence:
             return
         self._sequence = heard.sequence
         if self._transport.is_resumable:
-            self._rows.subtract(map(_encode, heard.removed))
+            for row in map(_encode, heard.removed):
+                self._rows[row] -= 1
+                if self._rows[row] <= 0:
+                    del self._rows[row]
             self._rows.update(map(_encode, heard.added))
-            self._rows = +self._rows
         self._control.on_notification(self._loop.time())
         self._tell(Change(heard.sequence, heard.added, heard.removed, heard.merged, self._lost_before_next))
 
@@ -305,7 +316,7 @@ class PersistentQuery:
 
     # Ends.
 
-    def _open_again(self, within_s: float | None) -> None:
+    def _open_again(self, within_s: float) -> None:
         """At random within this time, as others may have lost the same."""
         self._drop_link()
         self._control.on_announcement(within_s, self._loop.time())
