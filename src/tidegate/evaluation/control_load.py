@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -26,7 +26,7 @@ from tidegate.client.control import NO_HINTS, Control
 from tidegate.client.knowledge import Knowledge
 from tidegate.client.persistent_query import PersistentQuery
 from tidegate.client.persistent_ssap import SsapTransport
-from tidegate.client.persistent_transport import Checked, Heard, Indicated, Opened, PersistentLink, Refused
+from tidegate.client.persistent_transport import Checked, Heard, Indicated, PersistentLink, Refused
 from tidegate.evaluation.queues_load import cpu_s
 
 CSV: Final = "text/csv"
@@ -149,7 +149,7 @@ class _LossyLink:
         self._counts = counts
         self._asked_s = 0.0
         first = link.opened
-        self.opened = first if is_hinted else Opened(first.subscription, first.sequence, first.result)
+        self.opened = first if is_hinted else replace(first, hints=NO_HINTS)
 
     def ask(self, check: int) -> None:
         self._asked_s = time.perf_counter()
@@ -163,10 +163,12 @@ class _LossyLink:
                 case Indicated():
                     if self._rng.random() < self._loss:
                         continue
+                    if not self._is_hinted:
+                        return replace(heard, spread_s=None)
                 case Checked():
                     self._note(time.perf_counter() - self._asked_s)
                     if not self._is_hinted:
-                        return Checked(heard.check, heard.sequence, heard.result, NO_HINTS)
+                        return replace(heard, hints=NO_HINTS)
                 case Refused():
                     self._counts.refused += self._counts.is_on
             return heard
