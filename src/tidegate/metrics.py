@@ -100,6 +100,7 @@ LANE_METRICS: Final[dict[str, tuple[str, str]]] = {
     "waiting": ("requests_waiting", "Requests that wait for a worker"),
     "running": ("requests_running", "Requests that a worker works on"),
     "processing_s": ("processing_seconds", "Mean processing time of the last requests"),
+    "waiting_s": ("waiting_seconds", "Mean time that the last requests have waited for a worker"),
 }
 
 

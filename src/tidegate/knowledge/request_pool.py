@@ -90,6 +90,8 @@ class LaneStatistics:
     waiting: int
     running: int
     processing_s: float
+    waiting_s: float
+    delay_s: float
     answered: int
     refused: int
 
@@ -125,6 +127,7 @@ class _LaneState:
     waiting: int = 0
     running: int = 0
     processing_s: float = PROCESSING_S
+    waiting_s: float = 0.0
     next_slot_s: float = 0.0
     answered: int = 0
     refused: int = 0
@@ -245,7 +248,15 @@ class RequestPool:
     def statistics(self) -> PoolStatistics:
         return PoolStatistics(
             lanes={
-                name: LaneStatistics(lane.waiting, lane.running, lane.processing_s, lane.answered, lane.refused)
+                name: LaneStatistics(
+                    lane.waiting,
+                    lane.running,
+                    lane.processing_s,
+                    lane.waiting_s,
+                    lane.processing_s + lane.waiting_s,
+                    lane.answered,
+                    lane.refused,
+                )
                 for name, lane in self._lanes.items()
             },
             joined=self._joined,
@@ -284,7 +295,9 @@ class RequestPool:
             if not self._requests_of_kp[request.kp]:
                 del self._requests_of_kp[request.kp]
             # Who joined while it ran has waited for no worker.
-            yield request, lane, processing_s, max(0.0, work.started_s - arrived_s)
+            waiting_s = max(0.0, work.started_s - arrived_s)
+            lane.waiting_s += SMOOTHING * (waiting_s - lane.waiting_s)
+            yield request, lane, processing_s, waiting_s
 
     def _share(self, work: _Work) -> None:
         if work.request.key is not None:
