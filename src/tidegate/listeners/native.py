@@ -406,7 +406,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._acknowledged > self._told_acknowledged:
             self._told_acknowledged = self._acknowledged
             self._send(Kind.ACKNOWLEDGE, sequence=self._acknowledged)
-        while self._is_writable and not self._is_closing:
+        # A transport whose peer has gone is closing before this connection hears of it.
+        while self._is_writable and not self._is_closing and not self._transport.is_closing():
             frames, outputs = self._point.take(self._session, WRITE_BYTES)
             if frames:
                 self._transport.write(b"".join(frames))
@@ -415,7 +416,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 return
 
     def _send(self, kind: Kind, body: Any = None, sequence: int = 0) -> None:
-        if self._transport is None or self._is_closing:
+        if self._transport is None or self._is_closing or self._transport.is_closing():
             return
         self._transport.write(encode_frame(kind, body, sequence))
         if self._transport.get_write_buffer_size() > ANSWERS_BYTES_MAX:
