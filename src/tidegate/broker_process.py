@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ class RunningBroker:
     http: str
     ssap: str
     pid: int
+    until_ended: Callable[[], Awaitable[int]]
 
 
 @contextlib.asynccontextmanager
@@ -50,7 +51,7 @@ async def broker_process(*flags: str) -> AsyncIterator[RunningBroker]:
             if not line:
                 raise Unavailable("U701", "the broker did not start", "see its message above")
             ready = json.loads(line)["ready"]
-            yield RunningBroker(ready["native"], ready["http"], ready["ssap"], process.pid)
+            yield RunningBroker(ready["native"], ready["http"], ready["ssap"], process.pid, process.wait)
         finally:
             await end_process(process)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import signal
 import subprocess
@@ -64,3 +66,35 @@ def test_a_pipeline_that_fails_is_told_and_so_are_the_counts(tmp_path: Path) -> 
     assert "COUNTS DISAGREE: Spark has processed 0 messages of" in done.stdout
     assert str(tmp_path / "pipeline.log") in done.stderr
     assert "C425" in (tmp_path / "pipeline.log").read_text()
+
+
+def test_a_broker_that_dies_ends_it(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tidegate", "demo", "--out", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(),
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("look at")
+        os.kill(child_serving(process.pid), signal.SIGKILL)
+        _output, errors = process.communicate(timeout=END_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+    assert process.returncode == 2, errors
+    assert "U701: the broker has ended with -9" in errors
+    assert "Traceback" not in errors
+
+
+def child_serving(parent: int) -> int:
+    """The broker among the processes that another one has started."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent_pid = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent_pid == parent and b"serve" in (directory / "cmdline").read_bytes().split(b"\0"):
+                return int(directory.name)
+    raise AssertionError("no broker is there")

@@ -11,19 +11,20 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.broker_process import broker_process, end_process
+from tidegate.broker_process import RunningBroker, broker_process, end_process
 from tidegate.client import Connection, Subscription, connect
 from tidegate.demo.counts import Counts
 from tidegate.demo.persistent_queries import MIRROR
 from tidegate.demo.picture import count_alerts, draw_history
 from tidegate.devices import STATIONS, readings
+from tidegate.errors import Unavailable
 from tidegate.terminal import note
 
 START: Final = datetime(2026, 1, 12, tzinfo=UTC)
@@ -63,9 +64,23 @@ async def run_demo(options: Options) -> int:
             if not options.is_headless:
                 _tell(options, process.http)
             async with _pipeline(process.address, options.out) as pipeline:
-                await _let_flow(broker, pipeline, options, counts, stopping)
+                await _while_it_lives(process, _let_flow(broker, pipeline, options, counts, stopping))
     draw_history(options.out / HISTORY, options.out / PICTURE)
     return _conclude(counts, options)
+
+
+async def _while_it_lives(broker: RunningBroker, work: Coroutine[Any, Any, None]) -> None:
+    """Clients would wait for ever for a broker that has died to come back."""
+    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(broker.until_ended())
+    try:
+        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Unavailable("U701", f"the broker has ended with {ending.result()}", "see its message above")
+        await working
+    finally:
+        working.cancel()
+        ending.cancel()
+        await asyncio.gather(working, ending, return_exceptions=True)
 
 
 async def _let_flow(
