@@ -149,6 +149,7 @@ class Broker:
             "uptime_s": round(time.time() - self._started_s, 3),
             **({"addresses": msgspec.structs.asdict(self._addresses)} if self._addresses is not None else {}),
             **self._host.status(),
+            **self._host.scaling(),
             "load": {layer: asdict(statistics) for layer, statistics in self._host.statistics().items()},
             "queues": self._queues.activity(),
             **({"knowledge": self._semantic.status()} if self._semantic is not None else {}),

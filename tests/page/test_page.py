@@ -236,7 +236,9 @@ class TestPath:
         for count in ("3", "1"):
             opened.page.get_by_label("Matchers").fill(count)
             opened.page.get_by_role("button", name="Scale").click()
-            expect(opened.page.locator("#scaled")).to_contain_text("longest delay")
+            expect(opened.page.locator("#scaled")).to_contain_text("a probe watches")
+            expect(opened.page.locator("#scaled")).to_contain_text("out of order")
+            expect(opened.page.locator("#scaled")).to_contain_text("it took")
             expect(opened.page.locator("#scaled")).to_contain_text("lost0doubled0")
             expect(opened.page.locator("[data-layer='matchers'] .slices > li")).to_have_count(int(count))
 
@@ -250,7 +252,7 @@ class TestPath:
                 expect(page.get_by_label("Matchers")).to_have_value("1")
                 page.get_by_label("Matchers").fill("2")
                 page.get_by_role("button", name="Scale").click()
-                expect(page.locator("#scaled dl")).to_contain_text("epoch", timeout=60_000)
+                expect(page.locator("#scaled dl.done")).to_contain_text("epoch", timeout=60_000)
                 told = dict(
                     zip(*(page.locator(f"#scaled {tag}").all_text_contents() for tag in ("dt", "dd")), strict=True)
                 )

@@ -23,6 +23,7 @@ class ProbedHost(BrokerHost):
     address = ""
     token: str | None = None
     _is_scaling = False
+    _probe: Probe | None = None
 
     async def scale(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """Changes how many slices the named layers have; what became of it, once it is done."""
@@ -31,10 +32,26 @@ class ProbedHost(BrokerHost):
         self._is_scaling = True
         try:
             async with AsyncExitStack() as stack:
-                outcome = await self._change_layers(counts, await self._begin_probe(stack))
+                self._probe = await self._begin_probe(stack)
+                outcome = await self._change_layers(counts, self._probe)
         finally:
-            self._is_scaling = False
+            self._is_scaling, self._probe = False, None
         return outcome.to_dict()
+
+    def scaling(self) -> dict[str, Any]:
+        """What a probe has seen until now of a change that is under way; nothing when there is none."""
+        if self._probe is None:
+            return {}
+        seen = self._probe.findings()
+        longest_s = max(seen.delays_s, default=0.0)
+        return {
+            "scaling": {
+                "probes": len(seen.sent_s),
+                "longest_delay_ms": round(longest_s * 1000, 1),
+                "doubled": seen.doubled,
+                "disordered": seen.disordered,
+            }
+        }
 
     @abstractmethod
     async def _change_layers(self, counts: Mapping[str, int], probe: Probe | None) -> Outcome: ...

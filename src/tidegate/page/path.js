@@ -60,7 +60,8 @@ function draw(now, rate) {
     ...LEVELS.map(([name, title]) => make("div", {}, make("dt", {}, title), make("dd", {}, formatNumber(edge[name])))),
   );
   drawChart(byId("rates"), [accepted, delivered], { label: describeRates() });
-  if (!isScaling) fillCounts(now.configuration);
+  if (isScaling) byId("scaled").replaceChildren(makeUnderWay(now));
+  else fillCounts(now.configuration);
 }
 
 /** Of a counter of a layer, a second; NaN when it is not known. */
@@ -131,7 +132,7 @@ async function scale(event) {
   const given = inputs.filter((input) => input.value !== "");
   const counts = Object.fromEntries(given.map((input) => [input.name, Number(input.value)]));
   isScaling = button.disabled = true;
-  byId("scaled").replaceChildren(make("p", { class: "calm" }, "The layers change while everything flows; a probe watches…"));
+  show();
   try {
     byId("scaled").replaceChildren(makeOutcome(await post("/v1/scale", counts)));
   } catch (error) {
@@ -140,6 +141,20 @@ async function scale(event) {
     isScaling = button.disabled = false;
     inputs.forEach((input) => (input.value = ""));
   }
+}
+
+/** What the probe has seen until now. */
+function makeUnderWay({ epoch, scaling }) {
+  const text = make("p", { class: "calm" }, "The layers change while everything flows; a probe watches…");
+  if (scaling === undefined) return text;
+  const counted = [
+    ["epoch", epoch],
+    ["probes", formatNumber(scaling.probes)],
+    ["longest delay", `${formatNumber(scaling.longest_delay_ms)} ms`],
+    ["doubled", scaling.doubled],
+    ["out of order", scaling.disordered],
+  ];
+  return make("div", {}, text, makeCounts(counted, "readings"));
 }
 
 function makeOutcome(outcome) {
@@ -152,9 +167,13 @@ function makeOutcome(outcome) {
     ["subscriptions moved", outcome.moved],
     ["it took", formatAge(outcome.seconds)],
   ];
+  return makeCounts(counted, "readings done");
+}
+
+function makeCounts(counted, kind) {
   return make(
     "dl",
-    { class: "readings done" },
+    { class: kind },
     ...counted.map(([title, value]) => make("div", {}, make("dt", {}, title), make("dd", {}, value))),
   );
 }
