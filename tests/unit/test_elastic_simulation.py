@@ -10,7 +10,7 @@ import os
 import pytest
 from elastic_world import ElasticWorld
 
-SEEDS = int(os.environ.get("TIDEGATE_TEST_SEEDS", "150"))
+SEEDS = int(os.environ.get("TIDEGATE_TEST_SEEDS", "500"))
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
