@@ -32,7 +32,7 @@ def draw_history(history: Path, file: Path) -> None:
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, ncols=len(LOOKS), loc="lower right", bbox_to_anchor=(1.0, 1.0))
     name_axes(axes, f"{POLLUTANT}, hourly means; grey: an alert begins", "", "µg/m³")
     figure.text(
         0.01, 0.005, f"Readings: made up by a seeded model. Stations: {ATTRIBUTION}", fontsize=7, color="#666666"
