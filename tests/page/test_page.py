@@ -380,8 +380,8 @@ class TestKnowledge:
             opened.expected = {"400 /v1/sparql"}
 
     def test_programs_tell_how_they_pace_their_checks(self, opened: OpenPage, broker: BrokerProcess) -> None:
-        wait_until_live(opened.page)
-        opened.go_to("knowledge")
+        with opened.page.expect_response(re.compile("filter=persistent_queries")):
+            opened.go_to("knowledge")
         expect(opened.page.locator("#control")).to_be_hidden()
         state = {
             "interval_s": 2.5,

@@ -9,15 +9,26 @@ const ROWS_SHOWN = 500;
 const DONE = 1000;
 const NONE = "This broker serves no knowledge base";
 
+let watching = null;
+
 export async function start() {
   byId("ask").addEventListener("submit", ask);
   byId("persist").addEventListener("click", keepOpen);
-  stream("persistent_queries;interval_s", new AbortController().signal, {
+}
+
+/** A browser has six connections to one place: a stream that nobody looks at would take one from the others. */
+export function show() {
+  if (watching !== null) return;
+  watching = new AbortController();
+  stream("persistent_queries;interval_s", watching.signal, {
     delivery: ({ notification }) => notification && showControl(notification),
   });
 }
 
-export function show() {}
+export function hide() {
+  watching?.abort();
+  watching = null;
+}
 
 async function ask(event) {
   event.preventDefault();
