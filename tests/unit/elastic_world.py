@@ -99,9 +99,12 @@ class SimulatedStore:
 
 
 class ElasticWorld(World):
-    def __init__(self, seed: int, *, crashes: bool = False, buffered: bool = False, rebinds: bool = True) -> None:
+    def __init__(
+        self, seed: int, *, crashes: bool = False, buffered: bool = False, rebinds: bool = True, brokers: bool = True
+    ) -> None:
         super().__init__(seed)
         self.rebinds = rebinds
+        self.brokers = brokers  # die and join
         rng = self.rng
         self.crashes_left = rng.randint(1, 4) if crashes else 0
         self.laziness = rng.choice([(0.0,), (0.0, 0.0, 0.5, 0.9), (0.0, 0.0, 0.0, 0.97, 0.99)])
@@ -224,7 +227,7 @@ class ElasticWorld(World):
                 else:
                     self.asleep.add(leader.name)
             return
-        if rng.random() < 0.25 and len(self.points) > 1:
+        if self.brokers and rng.random() < 0.25 and len(self.points) > 1:
             self.crashes_left -= 1
             self.crash_point(rng.choice(self.points))
             return
@@ -347,7 +350,7 @@ class ElasticWorld(World):
             if drawn < client_share:
                 rng.choice(clients)()
             elif drawn < client_share + change_share:
-                self.reconfigure() if rng.random() < 0.9 else self.join_point()
+                self.join_point() if self.brokers and rng.random() < 0.1 else self.reconfigure()
             elif drawn < client_share + change_share + crash_share and self.crashes_left > 0:
                 self.crash()
             elif drawn > 0.99:

@@ -252,25 +252,25 @@ CRASHES = {"crashes": True}
 HOLES: dict[Callable[[Patch], None], tuple[dict[str, bool], int]] = {
     drained_means_released: ({}, 184),
     matchers_store_what_they_do_not_own: ({}, 23),
-    an_abort_costs_nothing: ({}, 68),
-    the_switch_waits_for_nobody_but_matchers: ({}, 5),
+    an_abort_costs_nothing: ({}, 427),
+    the_switch_waits_for_nobody_but_matchers: ({}, 487),
     a_removed_access_point_is_left_at_once: ({}, 4),
     versions_are_acknowledged_in_any_order: (CRASHES, 246),
     removals_leave_no_tombstones: ({}, 10),
     nothing_is_held_for_the_old_exit_point: ({}, 2),
     a_death_waits_for_the_transaction_to_end: (CRASHES, 0),
-    a_phase_goes_on_without_the_dead: (CRASHES | {"buffered": True}, 991),
+    a_phase_goes_on_without_the_dead: (CRASHES | {"buffered": True}, 2093),
     writes_go_to_two_epochs_only: (CRASHES, 22),
-    a_hold_ends_with_the_next_transaction: (CRASHES, 324),
+    a_hold_ends_with_the_next_transaction: (CRASHES, 112),
     old_streams_go_item_by_item: (CRASHES, 56),
     a_publish_is_acknowledged_when_it_is_accepted: (CRASHES, 12),
     a_change_is_acknowledged_before_the_registry_has_it: (CRASHES, 90),
     pending_changes_are_not_sent_to_new_owners: (CRASHES, 134),
     nobody_is_deaf_to_the_dead: (CRASHES, 75),
     what_comes_again_is_delivered_again: (CRASHES, 13),
-    stale_coordinators_may_store: (CRASHES, 347),
-    stale_coordinators_are_obeyed: (CRASHES, 155),
-    markers_of_the_base_are_enough: (CRASHES, 247),
+    stale_coordinators_may_store: (CRASHES, 143),
+    stale_coordinators_are_obeyed: (CRASHES, 1946),
+    markers_of_the_base_are_enough: (CRASHES, 5933),
 }
 
 
@@ -280,7 +280,7 @@ def test_a_hole_is_found(hole: Callable[[Patch], None], monkeypatch: Patch) -> N
     possible, first = HOLES[hole]
     for seed in range(first, first + SEEDS_MAX):
         try:
-            ElasticWorld(seed, **possible, rebinds=False).run()
+            ElasticWorld(seed, **possible, rebinds=False, brokers=False).run()
         except (AssertionError, KeyError, ValueError):  # a law is broken, or a slice is told of what it cannot know
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not need this rule")
