@@ -36,6 +36,8 @@ class World:
     def __init__(self, cluster: Cluster, redis: RedisProcess) -> None:
         self.rng = random.Random(SEED)
         self.cluster = cluster
+        for layer in LAYERS:  # on a busy machine a spare, too, may be late, and be declared dead
+            cluster.add(layer)
         self.brokers = [cluster.add_broker("--queue-store", redis.url) for _ in range(2)]
         self.address = ",".join([self.brokers[0].native, self.brokers[1].native.removeprefix("tidegate://")])
         self.is_over = asyncio.Event()
