@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -22,6 +20,7 @@ import msgspec
 import pyoxigraph
 
 from benchmarks.job import QUICK, Effort, show_progress
+from benchmarks.knowledge_clients import PIPELINED, pipeline
 from benchmarks.processes import Line, Worker, cpu_s, resident_bytes, tree_cpu_s
 from benchmarks.tables import ratio, write_table
 from tidegate.knowledge import question as questions
@@ -36,10 +35,8 @@ SUBJECTS: Final = 1000
 SUBSCRIPTIONS: Final = 10_000
 TRIPLES_MANY: Final = 1_000_000
 TRIPLES_QUICK: Final = 100_000
-INSERTS: Final = 10_000
 CLIENTS: Final = 4
 _ROUNDS_MAX: Final = 3
-_END: Final = b"</SSAP_message>"
 _P: Final = Uri("http://example.org/p0")
 _NOTES: Final = (
     "medians of {rounds} interleaved rounds; every query has a text of its own: none is answered from the cache",
@@ -208,15 +205,19 @@ def _ssap_table(rounds: int) -> str:
     rates, used_us = [], []
     with Worker(_serve_ssap) as server:
         port = server.wait_ready()
-        _insert(port, INSERTS // 10, "warm")
+        pipeline(port, "insert", "warm")
         for number in range(rounds):
             show_progress(f"round {number + 1}  pipelined inserts")
             before_s = cpu_s(server.pid)
-            rates.append(_insert(port, INSERTS, str(number)))
-            used_us.append((cpu_s(server.pid) - before_s) / INSERTS * 1e6)
+            rates.append(pipeline(port, "insert", str(number)))
+            used_us.append((cpu_s(server.pid) - before_s) / PIPELINED * 1e6)
         server.kill()
-    row = [f"{INSERTS:,}", f"{median(rates):,.0f}", f"{median(used_us):.0f}"]
-    return write_table("Inserts, pipelined on one SSAP connection", ("inserts", "inserts/s", "server CPU us"), [row])
+    row = [f"{PIPELINED:,}", f"{median(rates):,.0f}", f"{median(used_us):.0f}"]
+    return write_table(
+        "Inserts, pipelined on one SSAP connection, in memory and without a broker",
+        ("inserts", "inserts/s", "server CPU us"),
+        [row],
+    )
 
 
 def _serve_ssap(line: Line) -> None:
@@ -225,30 +226,6 @@ def _serve_ssap(line: Line) -> None:
         await asyncio.Event().wait()
 
     asyncio.run(serve())
-
-
-def _insert(port: int, count: int, name: str) -> float:
-    """How many a second, from the first that is sent to the last that is confirmed."""
-    messages = b"".join(
-        b"<SSAP_message><node_id>KP</node_id><space_id>X</space_id><transaction_type>INSERT</transaction_type>"
-        b"<message_type>REQUEST</message_type><transaction_id>%d</transaction_id>"
-        b'<parameter name="insert_graph" encoding="RDF-M3"><triple_list><triple>'
-        b'<subject type="uri">http://example.org/%s/%d</subject><predicate>http://example.org/p</predicate>'
-        b'<object type="literal">%d</object></triple></triple_list></parameter></SSAP_message>'
-        % (number, name.encode(), number, number)
-        for number in range(count)
-    )
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        began_s = time.perf_counter()
-        sender = threading.Thread(target=connection.sendall, args=(messages,))
-        sender.start()
-        confirmed, rest = 0, b""
-        while confirmed < count:
-            received = rest + connection.recv(1 << 18)
-            confirmed += received.count(_END)
-            rest = received[received.rfind(_END) + len(_END) :] if _END in received else received
-        sender.join()
-        return count / (time.perf_counter() - began_s)
 
 
 # Many triples.

@@ -159,6 +159,11 @@ def _pipelined(broker: Broker, port: int, rounds: int) -> str:
 
 def _pipeline(line: Line, port: int, what: str, name: str) -> float:
     line.ready(0)
+    return pipeline(port, what, name)
+
+
+def pipeline(port: int, what: str, name: str) -> float:
+    """How many a second, from the first that is sent to the last that is confirmed."""
     messages = b"".join(OPERATIONS_OF[what](number, name) for number in range(PIPELINED))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         began_s = time.perf_counter()
