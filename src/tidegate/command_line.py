@@ -30,7 +30,8 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address",
         default=os.environ.get("TIDEGATE_ADDRESS", DEFAULT_ADDRESS),
-        help=f"where the broker is (default: TIDEGATE_ADDRESS, or {DEFAULT_ADDRESS})",
+        help="where the broker is, or several of a cluster, tidegate://one:7270,two:7270 "
+        f"(default: TIDEGATE_ADDRESS, or {DEFAULT_ADDRESS})",
     )
     add_token_file(parser)
 
