@@ -361,26 +361,36 @@ def _add_evaluate(commands: Any) -> None:
         _evaluate_control,
         "Compare the ways to pace the checks of many clients, simulated and on a real broker: report, Parquet, "
         "pictures.",
-        "tidegate evaluate control --short --out results    # some minutes; without --short many hours\n"
+        "tidegate evaluate control --short --out results    # some minutes; without --short two hours\n"
         "tidegate evaluate control --out results --master 'local[*]'    # simulates on all cores",
     )
     control.add_argument("--short", action="store_true", help="fewer seeds and clients, shorter runs")
     control.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
+    control.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="runs of real clients at a time, each of about half a core; where the machine is too slow for so many, "
+        "runs are thrown away and made again (default: 1)",
+    )
     add_spark_options(control, default="without Spark, one simulation after another")
 
 
 def _evaluate_control(options: argparse.Namespace) -> int:
     try:
-        from tidegate.evaluation.control import evaluate_control, simulated_over, write_measured, write_simulated
+        from tidegate.evaluation.control import evaluate_control, measured_by, simulated_over, write_simulated
     except ImportError as error:
         raise ConfigError(
             "C412",
             f"the evaluation needs {error.name}, which is not installed",
             "pip install 'tidegate[server,evaluation]'",
         ) from error
-    command = f"tidegate evaluate control{' --short' * options.short} --out {options.out}"
+    if options.jobs < 1:
+        raise ConfigError("C413", f"--jobs is {options.jobs}", "one at a time at least")
+    command = f"tidegate evaluate control{' --short' * options.short} --out {options.out} --jobs {options.jobs}"
     over_spark = simulated_over(lambda: session(options, "evaluate control"))
-    chapters = (over_spark if options.master else write_simulated, write_measured)
+    chapters = (over_spark if options.master else write_simulated, measured_by(options.jobs))
     print(evaluate_control(options.out, is_short=options.short, command=command, chapters=chapters))
     return 0
 

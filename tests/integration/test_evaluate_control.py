@@ -1,31 +1,87 @@
-"""The measured chapter of active control, small: every arm runs on a real broker, and the report has all of them."""
+"""The measured chapter of active control, small: every arm runs on a real broker process, and the report has it all."""
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from tidegate.evaluation import control_measured
-from tidegate.evaluation.control_load import Times
-from tidegate.evaluation.control_measured import ARMS, NONE, Extent, workloads
+from tidegate.evaluation.control_load import Measured, measure
+from tidegate.evaluation.control_measured import BURST_ARMS, OTHER_BURST_ARMS, OVERLOAD_ARMS, MeasuredExtent
+from tidegate.evaluation.control_simulated import AST, CONFLATION, FULL_DESIGN, NONE, Policy
+from tidegate.simulation.request_pool import Case, Parameters, slide_show, steady_overload
 
 pytestmark = pytest.mark.timeout(280)
-TINY = Extent(Times(warm_up_s=0.1, measured_s=0.8), repetitions=1, processors=60)
+TINY = MeasuredExtent(
+    seeds=(1,), sizes=(), size=0.05, repetitions=1, warm_up_s=0.3, measured_s=0.5, burst_s=0.2, tries_max=1
+)
 
 
-def test_the_measured_chapter(tmp_path: Path) -> None:
-    chapter = control_measured.write_chapter(tmp_path, TINY)
+def case_of(policy: Policy, parameters: Parameters, first_s: float = 0.5) -> Case:
+    settled = replace(parameters, **policy.broker, clients=40, warm_up_s=0.2, measured_s=2.0)
+    return Case(settled, replace(policy.control, interval=replace(policy.control.interval, first_s=first_s)), 1)
+
+
+def run(case: Case) -> Measured:
+    return asyncio.run(measure(case))
+
+
+def test_who_never_checks_asks_nothing_and_hears_of_updates() -> None:
+    calm = replace(steady_overload(), update_every_s=0.5, network_loss=0.0)
+    measured = run(case_of(NONE, calm))
+    assert measured.requests_per_minute == 0
+    assert 0 < measured.stale_share < 1
+    assert measured.notification_loss == 0
+    assert measured.bystander_p99_s > 0
+
+
+def test_a_check_finds_what_was_lost() -> None:
+    """All indications are lost: what is known is known by checks."""
+    deaf = replace(steady_overload(), update_every_s=0.5, network_loss=0.999)
+    never, checked = run(case_of(NONE, deaf)), run(case_of(AST, deaf))
+    assert never.stale_share > 0.6
+    assert checked.stale_share < never.stale_share
+    assert checked.requests_per_minute > 0
+
+
+def test_an_announced_update_is_fetched() -> None:
+    show = replace(slide_show(), update_every_s=0.6, network_loss=0.0)
+    measured = run(case_of(FULL_DESIGN, show, first_s=20.0))
+    assert measured.requests_per_minute > 40, "two updates in two seconds are fetched by all"
+    assert measured.stale_share < 0.9
+
+
+def test_a_broker_that_is_full_drops_indications_unless_it_merges_them() -> None:
+    flood = replace(steady_overload(), update_every_s=0.005, network_loss=0.0, entries_per_client=0.5)
+    plain, merging = run(case_of(AST, flood)), run(case_of(CONFLATION, flood))
+    assert plain.notification_loss > 0
+    assert (plain.merged_share, merging.notification_loss) == (0, 0)
+    assert merging.merged_share > 0
+    assert plain.refused_share > 0
+
+
+def test_clients_that_give_up_waste_what_is_served() -> None:
+    case = case_of(AST, replace(steady_overload(), query_s=20e-3, timeout_s=0.05))
+    measured = run(case)
+    assert measured.timed_out_share > 0
+    assert measured.wasted_share > 0
+
+
+def test_the_measured_chapter_and_its_second_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_measured, "OVERLOAD_FIRST_S", 0.25)
+    chapter = control_measured.write_chapter(tmp_path, TINY, jobs=2)
     written = chapter.write()
-    runs = pq.read_table(tmp_path / "control_measured.parquet").to_pylist()
-    names = [workload.name for workload in workloads(TINY.processors)]
-    assert sorted((run["workload"], run["arm"]) for run in runs) == sorted(
-        (name, arm.name) for name in names for arm in ARMS
-    )
+    runs = pq.read_table(tmp_path / "control_measured_overload.parquet").to_pylist()
+    assert [run["variant"] for run in runs] == [arm.name for arm in OVERLOAD_ARMS]
     assert all(0 <= run["stale_share"] <= 1 for run in runs)
-    assert all((run["requests_per_minute"] == 0) for run in runs if run["arm"] == NONE.name)
-    assert sum(run["requests_per_minute"] for run in runs) > 0
-    assert all(f"### {name}" in written for name in names)
-    assert (tmp_path / "control_measured.png").stat().st_size > 0
-    assert len(chapter.claims) == 8
+    bursts = pq.read_table(tmp_path / "control_measured_bursts.parquet").to_pylist()
+    assert len(bursts) == len(BURST_ARMS) + 2 * len(OTHER_BURST_ARMS)
+    assert all(f"W{number}" in written for number in range(1, 6))
+    assert {path.name for path in tmp_path.glob("*.png")} == {"control_measured.png", "control_measured_clients.png"}
+    measured = {path: path.stat().st_mtime_ns for path in (tmp_path / "measured").iterdir()}
+    assert control_measured.write_chapter(tmp_path, TINY).claims == chapter.claims
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "measured").iterdir()} == measured

@@ -161,6 +161,19 @@ def test_every_answer_tells_the_load(world: SsapWorld) -> None:
         assert interval_s > 0
 
 
+def test_who_asks_the_question_of_its_subscription_is_told_the_last_number(world: SsapWorld) -> None:
+    question = sparql("SELECT ?o { <s> <p> ?o }")
+    with Kp(world, "one") as one, Kp(world, "two") as two, Kp(world) as writer:
+        one.ask("SUBSCRIBE", question)
+        assert text_of(one.ask("QUERY", question), "ind_sequence") == "0"
+        for number in (1, 2):
+            writer.ask("INSERT", graph_of("insert_graph", ("s", "p", str(number))))
+            assert text_of(one.read(), "ind_sequence") == str(number)
+        assert text_of(one.ask("QUERY", question), "ind_sequence") == "2"
+        for asked in (one.ask("QUERY", sparql("ASK {}")), two.ask("QUERY", question)):
+            assert "ind_sequence" not in [each.get("name") for each in asked.iter("parameter")]
+
+
 def test_an_indication_to_many_tells_them_to_spread(world: SsapWorld) -> None:
     with Kp(world, "one") as one, Kp(world, "two") as two, Kp(world, "three") as three, Kp(world) as writer:
         one.ask("SUBSCRIBE", EVERYTHING)

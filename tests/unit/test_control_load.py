@@ -1,4 +1,4 @@
-"""How stale clients are, against a plain account of each moment."""
+"""How stale and how old the state of clients is, against a plain account of each moment."""
 
 from __future__ import annotations
 
@@ -11,19 +11,31 @@ from hypothesis import strategies as st
 from tidegate.evaluation.control_load import States
 
 
-@given(st.integers(), st.integers(1, 5), st.integers(0, 60))
-def test_stale_time_is_the_sum_over_all_moments_and_processors(seed: int, processors: int, moments: int) -> None:
+@given(st.integers(), st.integers(1, 5), st.integers(0, 60), st.integers(0, 30))
+def test_staleness_and_age_are_sums_over_all_moments_and_processors(
+    seed: int, processors: int, moments: int, begun: int
+) -> None:
     rng = Random(seed)
     states = States(processors)
-    newest, held, stale = 0, [0] * processors, 0
+    published, held = [-1], [0] * processors
+    stale, age = [0] * processors, 0.0
     for moment in range(moments):
+        if moment == begun:
+            states.begin(float(moment))
+            stale, age = [0] * processors, 0.0
         for _ in range(rng.randrange(3)):
             if rng.random() < 0.4:
-                newest += 1
-                states.publish(newest, float(moment))
+                assert states.publish(float(moment)) == len(published)
+                published.append(moment)
             else:
                 processor = rng.randrange(processors)
-                held[processor] = rng.randint(held[processor], newest)
-                states.hold(processor, held[processor], float(moment))
-        stale += sum(version < newest for version in held)
-    assert states.total_s(float(moments)) == pytest.approx(stale)
+                version = rng.randrange(len(published))
+                held[processor] = max(held[processor], version)
+                states.hold(processor, version, float(moment))
+        for processor, version in enumerate(held):
+            if version + 1 < len(published):
+                stale[processor] += 1
+                age += moment + 0.5 - published[version + 1]
+    states.account(float(moments))
+    assert states.stale_s == pytest.approx(stale)
+    assert states.age_s2 == pytest.approx(age)

@@ -152,6 +152,12 @@ class PersistentQuery:
             if self._working is not None:
                 self._working.cancel()
 
+    def check_within(self, seconds: float | None) -> None:
+        """Checks soon, at random within this time, for a program that knows of something to fetch, as all others who
+        know it do too. Without a time it is within the backoff, if there is one."""
+        self._control.on_announcement(seconds, self._loop.time())
+        self._replanned.set()
+
     def statistics(self) -> PersistentQueryStatistics:
         return PersistentQueryStatistics(
             control=self._control.statistics(),
@@ -319,8 +325,7 @@ class PersistentQuery:
     def _open_again(self, within_s: float) -> None:
         """At random within this time, as others may have lost the same."""
         self._drop_link()
-        self._control.on_announcement(within_s, self._loop.time())
-        self._replanned.set()
+        self.check_within(within_s)
 
     def _drop_link(self, *, is_for_good: bool = False) -> None:
         link, self._link = self._link, None

@@ -1,7 +1,7 @@
 """Persistent queries over SSAP, the protocol of Smart-M3: SUBSCRIBE, and QUERY on the same connection as the check.
 
-A check asks the question again, so it finds losses at every broker of SSAP: results are compared, as a confirm has no
-number. Ours tells its load beside, and goes on with a subscription whose connection was lost.
+A check asks the question again, so it finds losses at every broker of SSAP: results are compared. Ours tells the number
+of the last indication and its load beside, and goes on with a subscription whose connection was lost.
 
 What may go wrong: nobody answers (U701), the connection is lost or what comes is no SSAP (U704), the broker refuses
 (its own code where it tells one; otherwise K161 when it has too much to do, and K160 for other reasons).
@@ -106,11 +106,10 @@ class SsapLink:
 
     async def confirm_subscription(self, sequence: int) -> None:
         message = await self.confirmed()
-        told = message.number("ind_sequence")
-        is_going_on = told is not None and message.status == _SUCCESS
+        is_going_on = message.sequence is not None and message.status == _SUCCESS
         self.opened = Opened(
             message.text("subscription_id"),
-            int(told or 0),
+            message.sequence or 0,
             None if is_going_on else message.rows("results"),
             message.hints,
         )
@@ -127,10 +126,10 @@ class SsapLink:
                         message.raise_if_refused()
                     except Overloaded as error:
                         return Refused(message.check, error)
-                    return Checked(message.check, result=message.rows("results"), hints=message.hints)
+                    return Checked(message.check, message.sequence, message.rows("results"), message.hints)
                 case "INDICATION", "SUBSCRIBE":
                     return Indicated(
-                        int(message.number("ind_sequence") or 0),
+                        message.sequence or 0,
                         message.rows("new_results"),
                         message.rows("obsolete_results"),
                         int(message.number("merged") or 0),
@@ -178,6 +177,11 @@ class _Message:
     @property
     def status(self) -> str:
         return self.text("status")
+
+    @property
+    def sequence(self) -> int | None:
+        told = self.number("ind_sequence")
+        return None if told is None else int(told)
 
     @property
     def hints(self) -> Hints:

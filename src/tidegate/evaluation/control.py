@@ -36,8 +36,14 @@ def simulated_over(session: Callable[[], AbstractContextManager[SparkSession]]) 
     return write_chapter
 
 
-def write_measured(out: Path, is_short: bool) -> Chapter:
-    return control_measured.write_chapter(out, control_measured.SHORT if is_short else control_measured.FULL)
+def measured_by(jobs: int) -> WriteChapter:
+    """The chapter on real clients, with so many runs at a time."""
+
+    def write_chapter(out: Path, is_short: bool) -> Chapter:
+        extent = control_measured.SHORT if is_short else control_measured.FULL
+        return control_measured.write_chapter(out, extent, jobs)
+
+    return write_chapter
 
 
 def evaluate_control(out: Path, *, is_short: bool, command: str, chapters: Sequence[WriteChapter]) -> Path:

@@ -1,329 +1,463 @@
-"""Knowledge processors against a real broker over SSAP: one run of one way to pace them, and what is measured of it.
+"""Knowledge processors against a small broker over SSAP: one run of one way to pace them, measured from outside.
 
-Each has a persistent query over its own connection and checks by asking the question again, as in the papers; the
-question takes a known time, and its answers are never used twice. The broker loses nothing by itself: a share of the
-indications is dropped when it has arrived, at random and seeded. One more program changes the state now and then, and
-another one, a bystander, asks something small.
+Each processor is a persistent query over a connection of its own, paced by the machines that every client has. As in
+the papers, it takes whatever state arrives: an indication brings the new one, or announces it, and a check asks for it.
+A share of the indications is dropped when it has arrived, at random and seeded. One more program changes the state, at
+the same moments whatever the arm, and bystanders ask something else, on a connection each.
 
-*Stale* is the share of time in which a processor does not hold the newest state, by the clock of this one process. A
-run in which this process itself was late says nothing of the broker: `lag_s` tells.
+*Stale* and *age* are by the clock of this one process, as are the response times. A run in which this process itself
+was late says nothing of the broker: `lag_s` tells. What may go wrong: the broker's process ends (U701).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
+import math
+import sys
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from tidegate.broker_process import RunningBroker
-from tidegate.client import connect
-from tidegate.client.control import NO_HINTS, Control
-from tidegate.client.knowledge import Knowledge
+from tidegate.broker_process import end_process
 from tidegate.client.persistent_query import PersistentQuery
 from tidegate.client.persistent_ssap import SsapTransport
-from tidegate.client.persistent_transport import Checked, Heard, Indicated, PersistentLink, Refused
+from tidegate.client.persistent_transport import Checked, Heard, Indicated, PersistentLink, Refused, Row
+from tidegate.errors import Unavailable
 from tidegate.evaluation.queues_load import cpu_s
+from tidegate.evaluation.small_broker import Counts
+from tidegate.simulation.request_pool import Case, Parameters
 
-CSV: Final = "text/csv"
-# Both the pairs that make it slow and the chance that makes its answers fresh leave the result as it is.
-QUESTION: Final = (
-    "SELECT ?v { <state> <version> ?v FILTER(RAND() >= 0) "
-    "FILTER NOT EXISTS { ?a <weight> ?x . ?b <weight> ?y FILTER(?x + ?y < 0) } }"
-)
-BYSTANDER: Final = "SELECT ?o { <state> <version> ?o FILTER(RAND() >= 0) }"
-BYSTANDER_S: Final = 0.1
-LAG_LOOK_S: Final = 0.01
-IDLE_LOOK_S: Final = 0.1
-TRIAL_WEIGHTS: Final = 150
-TRIALS: Final = 5
+BROKER: Final = "tidegate.evaluation.small_broker"
+STARTUP_S: Final = 60.0
+QUESTION: Final = "SELECT ?v { <state> <version> ?v }"
+BYSTANDER: Final = "SELECT ?p { <state> ?p ?v }"
+BYSTANDERS: Final = 8
+END: Final = b"</SSAP_message>"
+OUT_OF_RESOURCES: Final = b"OutOfResources"
 OPEN_S: Final = 60.0
-OPENING_AT_ONCE: Final = 10
-
-
-@dataclass(frozen=True)
-class Workload:
-    """`overload` is what checks every `interval_s` would take of the broker, as a share of what it can serve."""
-
-    name: str
-    processors: int
-    overload: float
-    interval_s: float
-    updates_per_s: float
-    loss: float
-    request_timeout_s: float = 10.0
-
-    @property
-    def query_s(self) -> float:
-        """How long a check must take, on each of the broker's two workers."""
-        return 2.0 * self.overload * self.interval_s / self.processors
-
-
-@dataclass(frozen=True)
-class Times:
-    warm_up_s: float
-    measured_s: float
+OPENING_AT_ONCE: Final = 50
+REQUEST_S: Final = 60.0
+"""When a processor gives up that never does: long after the measurement."""
+LAG_LOOK_S: Final = 0.01
+SPAN_S: Final = 0.1
+# A response whose wait at the broker was shorter than the first is called calm, longer than the second congested.
+CALM_WAIT_S: Final = 0.003
+CONGESTED_WAIT_S: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Measured:
+    """Named like the outcome of the simulation, where it is the same."""
+
     stale_share: float
-    requests_per_minute: float
-    """Of one processor."""
-    answered_per_s: float
+    age_s: float
     response_p50_s: float
     response_p99_s: float
+    response_p999_s: float
+    requests_per_minute: float
     refused_share: float
-    late_share: float
-    """Checks that were not answered in time, or not before the run ended."""
+    timed_out_share: float
+    wasted_share: float
+    goodput_per_s: float
+    notification_loss: float
+    merged_share: float
+    bystander_p50_s: float
     bystander_p99_s: float
+    bystander_refused_share: float
+    dispersion: float
+    peak_requests: float
+    false_alarm_share: float
+    missed_share: float
+    fairness: float
     broker_cpu_share: float
     lag_s: float
     """The 99th percentile of how late this process was."""
 
 
 @dataclass
-class _Counts:
-    """What is counted while `is_on`."""
+class _Observed:
+    """What is noted while `is_on`."""
 
     is_on: bool = False
-    requests: int = 0
-    refused: int = 0
+    asked_s: list[float] = field(default_factory=list)
     responses_s: list[float] = field(default_factory=list)
-    bystander_s: list[float] = field(default_factory=list)
+    refused: int = 0
+    lost: int = 0
+    bystanders_s: list[float] = field(default_factory=list)
+    bystanders_refused: int = 0
     lags_s: list[float] = field(default_factory=list)
+    calm: int = 0
+    false_alarms: int = 0
+    congested: int = 0
+    missed: int = 0
+
+    def detect(self, waiting_s: float, is_detected: bool) -> None:
+        if waiting_s < CALM_WAIT_S:
+            self.calm += 1
+            self.false_alarms += is_detected
+        elif waiting_s > CONGESTED_WAIT_S:
+            self.congested += 1
+            self.missed += not is_detected
 
 
 class States:
-    """Which version each processor holds, and for how long it has not been the newest."""
+    """Which version each processor holds, for how long it was not the newest, and how old the first unseen one was."""
 
     def __init__(self, processors: int) -> None:
-        self._newest = 0
-        self._held = np.zeros(processors, np.int64)
-        self._stale_since_s: NDArray[np.float64] = np.full(processors, np.nan)
-        self._stale_s = np.zeros(processors)
+        self._published_s = [-math.inf]
+        self._held = [0] * processors
+        self._accounted_s = [0.0] * processors
+        self.stale_s = [0.0] * processors
+        self.age_s2 = 0.0
 
-    def publish(self, version: int, now_s: float) -> None:
-        self._newest = version
-        become = np.isnan(self._stale_since_s) & (self._held < version)
-        self._stale_since_s[become] = now_s
+    def publish(self, now_s: float) -> int:
+        """A new version, which nobody holds."""
+        self._published_s.append(now_s)
+        return len(self._published_s) - 1
 
     def hold(self, processor: int, version: int, now_s: float) -> None:
-        self._held[processor] = version
-        if version >= self._newest and not np.isnan(self._stale_since_s[processor]):
-            self._stale_s[processor] += now_s - self._stale_since_s[processor]
-            self._stale_since_s[processor] = np.nan
+        if version > self._held[processor]:
+            self._account(processor, now_s)
+            self._held[processor] = version
 
-    def total_s(self, now_s: float) -> float:
-        """Of all, up to now."""
-        return float(self._stale_s.sum() + np.nansum(now_s - self._stale_since_s))
+    def begin(self, now_s: float) -> None:
+        """Forgets what was before."""
+        self.account(now_s)
+        self.stale_s = [0.0] * len(self._held)
+        self.age_s2 = 0.0
 
+    def account(self, now_s: float) -> None:
+        for processor in range(len(self._held)):
+            self._account(processor, now_s)
 
-class _LossyTransport:
-    """SSAP, of which a share of the indications does not arrive; and no hints, unless they are listened to."""
-
-    is_resumable = True
-
-    def __init__(self, transport: SsapTransport, loss: float, rng: Random, is_hinted: bool, counts: _Counts) -> None:
-        self._transport = transport
-        self._loss = loss
-        self._rng = rng
-        self._is_hinted = is_hinted
-        self._counts = counts
-
-    async def open(self, subscription: str, sequence: int) -> _LossyLink:
-        link = await self._transport.open(subscription, sequence)
-        return _LossyLink(link, self._loss, self._rng, self._is_hinted, self._counts)
+    def _account(self, processor: int, now_s: float) -> None:
+        unseen = self._held[processor] + 1
+        if unseen < len(self._published_s):
+            published_s = self._published_s[unseen]
+            since_s = max(published_s, self._accounted_s[processor])
+            self.stale_s[processor] += now_s - since_s
+            self.age_s2 += 0.5 * ((now_s - published_s) ** 2 - (since_s - published_s) ** 2)
+        self._accounted_s[processor] = now_s
 
 
-class _LossyLink:
-    def __init__(self, link: PersistentLink, loss: float, rng: Random, is_hinted: bool, counts: _Counts) -> None:
-        self._link = link
-        self._loss = loss
-        self._rng = rng
-        self._is_hinted = is_hinted
-        self._counts = counts
+class _Processor:
+    """A transport and its link at once, between a persistent query and the broker: it holds what arrives, and notes."""
+
+    is_resumable = False  # it has the whole state, or not
+
+    def __init__(self, address: str, number: int, case: Case, states: States, observed: _Observed) -> None:
+        self._transport = SsapTransport(address, QUESTION, "", None)
+        self._number = number
+        self._parameters = case.parameters
+        self._rng = Random(f"{case.seed} {number}")  # noqa: S311
+        self._states = states
+        self._observed = observed
         self._asked_s = 0.0
-        first = link.opened
-        self.opened = first if is_hinted else replace(first, hints=NO_HINTS)
+        self._loop = asyncio.get_running_loop()
+        self.query: PersistentQuery | None = None
+        self._link: PersistentLink | None = None
+
+    async def open(self, subscription: str, sequence: int) -> PersistentLink:
+        self._link = await self._transport.open(subscription, sequence)
+        self.opened = self._link.opened
+        return self
 
     def ask(self, check: int) -> None:
+        assert self._link is not None
         self._asked_s = time.perf_counter()
-        self._counts.requests += self._counts.is_on
+        if self._observed.is_on:
+            self._observed.asked_s.append(self._asked_s)
         self._link.ask(check)
 
     async def read(self) -> Heard:
+        assert self._link is not None
         while True:
             heard = await self._link.read()
             match heard:
                 case Indicated():
-                    if self._rng.random() < self._loss:
+                    if self._rng.random() < self._parameters.network_loss:
+                        self._observed.lost += self._observed.is_on
                         continue
-                    if not self._is_hinted:
-                        return replace(heard, spread_s=None)
+                    self._on_indicated(heard)
                 case Checked():
-                    self._note(time.perf_counter() - self._asked_s)
-                    if not self._is_hinted:
-                        return replace(heard, hints=NO_HINTS)
+                    self._on_checked(heard)
                 case Refused():
-                    self._counts.refused += self._counts.is_on
+                    self._observed.refused += self._observed.is_on
             return heard
 
     def close(self, *, is_for_good: bool) -> None:
+        assert self._link is not None
         self._link.close(is_for_good=is_for_good)
 
-    def _note(self, response_s: float) -> None:
-        if self._counts.is_on:
-            self._counts.responses_s.append(response_s)
+    def _on_indicated(self, heard: Indicated) -> None:
+        if self._parameters.is_fetched:
+            assert self.query is not None
+            # After the query has counted it.
+            self._loop.call_soon(self.query.check_within, heard.spread_s)
+        else:
+            self._hold(heard.added)
+
+    def _on_checked(self, heard: Checked) -> None:
+        self._hold(heard.result or [])
+        response_s = time.perf_counter() - self._asked_s
+        if self._observed.is_on:
+            self._observed.responses_s.append(response_s)
+            waiting_s = response_s - (heard.hints.processing_s or 0.0)
+            self._loop.call_soon(self._note_detection, waiting_s, self._detections())
+
+    def _hold(self, rows: list[Row]) -> None:
+        if rows:
+            self._states.hold(self._number, int(rows[-1]["v"]["value"]), time.perf_counter())
+
+    def _note_detection(self, waiting_s: float, detections: int) -> None:
+        self._observed.detect(waiting_s, self._detections() > detections)
+
+    def _detections(self) -> int:
+        assert self.query is not None
+        return self.query.statistics().control.detections
 
 
-def prepare(broker: RunningBroker, query_s: float) -> float:
-    """Fills the graph so that a check takes about so long alone; returns how long it does take."""
-    knowledge = Knowledge(broker.http)
-    knowledge.update("CLEAR ALL ; INSERT DATA { <state> <version> 0 }")
-    call_s = _alone_s(knowledge, BYSTANDER)
-    _weigh(knowledge, TRIAL_WEIGHTS)
-    trial_s = _alone_s(knowledge, QUESTION) - call_s
-    knowledge.update("DELETE WHERE { ?a <weight> ?x }")
-    _weigh(knowledge, max(2, round(TRIAL_WEIGHTS * (query_s / trial_s) ** 0.5)))
-    return _alone_s(knowledge, QUESTION) - call_s
+class SmallBroker:
+    """The process, as seen from here."""
+
+    def __init__(self, address: str, process: asyncio.subprocess.Process) -> None:
+        self.address = address
+        self.pid = process.pid
+        self._process = process
+
+    async def counts(self) -> Counts:
+        """The first call begins the time of its parameters."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"\n")
+        return msgspec.json.decode(await _line(self._process), type=Counts)
 
 
-async def measure(
-    broker: RunningBroker, control: Control, is_hinted: bool, workload: Workload, times: Times, seed: int
-) -> Measured:
-    """One run, with processors of its own."""
-    counts, states = _Counts(), States(workload.processors)
-    knowledge = Knowledge(broker.http)
-    await _wait_until_idle(broker.address)
-    version = await _version(knowledge)
-    states.publish(version, time.perf_counter())
-    async with asyncio.TaskGroup() as tasks:
-        queries = [
-            PersistentQuery(
-                _LossyTransport(
-                    SsapTransport(broker.ssap, QUESTION, "", None),
-                    workload.loss,
-                    Random(f"{seed} {number}"),  # noqa: S311
-                    is_hinted,
-                    counts,
-                ),
-                control,
-                tasks,
-                OPEN_S,
-                workload.request_timeout_s,
-            )
-            for number in range(workload.processors)
-        ]
-        for start in range(0, len(queries), OPENING_AT_ONCE):
-            await asyncio.gather(*(query.__aenter__() for query in queries[start : start + OPENING_AT_ONCE]))
-            # They begin as they would have gone on: not all at once.
-            await asyncio.sleep(workload.interval_s * OPENING_AT_ONCE / workload.processors)
-        working = [tasks.create_task(_follow(query, number, states)) for number, query in enumerate(queries)]
+@contextlib.asynccontextmanager
+async def small_broker(parameters: Parameters, seed: int) -> AsyncIterator[SmallBroker]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        BROKER,
+        msgspec.msgpack.encode(parameters).hex(),
+        str(seed),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield SmallBroker((await _line(process)).decode().strip(), process)
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        await end_process(process)
+
+
+async def measure(case: Case) -> Measured:
+    """One run, with a broker and processors of its own."""
+    parameters = case.parameters
+    observed, states = _Observed(), States(parameters.clients)
+    async with small_broker(parameters, case.seed) as broker, asyncio.TaskGroup() as tasks:
+        updater = _Asker(broker.address, "updater")
+        await updater.ask("INSERT DATA { <state> <version> 0 }")
+        queries = await _open_all(broker.address, case, states, observed, tasks)
+        working = [tasks.create_task(_follow(query)) for query in queries]
         working += [
-            tasks.create_task(_update(knowledge, version, states, workload, Random(seed))),  # noqa: S311
-            tasks.create_task(_stand_by(broker.http, counts)),
-            tasks.create_task(_look_at_lag(counts)),
+            tasks.create_task(_update(updater, states, parameters, Random(case.seed))),  # noqa: S311
+            tasks.create_task(_stand_by(broker.address, observed, parameters.probes_per_s, tasks)),
+            tasks.create_task(_look_at_lag(observed)),
         ]
-        await asyncio.sleep(times.warm_up_s)
-        counts.is_on = True
-        began_s, stale_s, used_s = time.perf_counter(), states.total_s(time.perf_counter()), cpu_s(broker.pid)
-        await asyncio.sleep(times.measured_s)
-        counts.is_on = False
-        ended_s = time.perf_counter()
-        stale_s, used_s = states.total_s(ended_s) - stale_s, cpu_s(broker.pid) - used_s
+        with _uncollected():
+            await broker.counts()
+            await asyncio.sleep(parameters.warm_up_s)
+            before, used_s, began_s = await broker.counts(), cpu_s(broker.pid), time.perf_counter()
+            states.begin(began_s)
+            observed.is_on = True
+            await asyncio.sleep(began_s + parameters.measured_s - time.perf_counter())
+            observed.is_on = False
+            ended_s = time.perf_counter()
+            states.account(ended_s)
+            used_s = cpu_s(broker.pid) - used_s
+            after = await broker.counts()
         for task in working:
             task.cancel()
         for query in queries:
             query.close()
-    return _measured(counts, workload, ended_s - began_s, stale_s, used_s)
+        updater.close()
+    return _measured(parameters, observed, states, before, after, began_s, ended_s, used_s)
 
 
-def _measured(counts: _Counts, workload: Workload, seconds: float, stale_s: float, used_s: float) -> Measured:
-    answered = len(counts.responses_s)
-    late = sum(response_s > workload.request_timeout_s for response_s in counts.responses_s)
-    asked = max(1, counts.requests)
+async def _open_all(
+    address: str, case: Case, states: States, observed: _Observed, tasks: asyncio.TaskGroup
+) -> list[PersistentQuery]:
+    queries = []
+    timeout_s = min(REQUEST_S, case.parameters.timeout_s)
+    for number in range(case.parameters.clients):
+        processor = _Processor(address, number, case, states, observed)
+        processor.query = PersistentQuery(processor, case.control, tasks, OPEN_S, timeout_s)
+        queries.append(processor.query)
+    for start in range(0, len(queries), OPENING_AT_ONCE):
+        await asyncio.gather(*(query.__aenter__() for query in queries[start : start + OPENING_AT_ONCE]))
+    return queries
+
+
+def _measured(
+    parameters: Parameters,
+    observed: _Observed,
+    states: States,
+    before: Counts,
+    after: Counts,
+    began_s: float,
+    ended_s: float,
+    used_s: float,
+) -> Measured:
+    seconds = ended_s - began_s
+    client_s = seconds * parameters.clients
+    asked, answered = len(observed.asked_s), len(observed.responses_s)
+    in_time = sum(response_s <= parameters.timeout_s for response_s in observed.responses_s)
+    decided = after.decided - before.decided
+    spans = np.histogram(np.array(observed.asked_s) - began_s, round(seconds / SPAN_S), (0.0, seconds))[0]
+    stale_s = np.array(states.stale_s)
+    bystanders = len(observed.bystanders_s) + observed.bystanders_refused
     return Measured(
-        stale_share=stale_s / (seconds * workload.processors),
-        requests_per_minute=60.0 * counts.requests / (seconds * workload.processors),
-        answered_per_s=(answered - late) / seconds,
-        response_p50_s=_percentile(counts.responses_s, 50),
-        response_p99_s=_percentile(counts.responses_s, 99),
-        refused_share=counts.refused / asked,
-        late_share=max(0, counts.requests - counts.refused - answered + late) / asked,
-        bystander_p99_s=_percentile(counts.bystander_s, 99),
+        stale_share=float(stale_s.sum()) / client_s,
+        age_s=states.age_s2 / client_s,
+        response_p50_s=_percentile(observed.responses_s, 50),
+        response_p99_s=_percentile(observed.responses_s, 99),
+        response_p999_s=_percentile(observed.responses_s, 99.9),
+        requests_per_minute=60.0 * asked / client_s,
+        refused_share=_share(observed.refused, asked),
+        timed_out_share=_share(max(0, asked - observed.refused - in_time), asked)
+        if parameters.timeout_s < math.inf
+        else 0.0,
+        wasted_share=_share(answered - in_time, answered),
+        goodput_per_s=in_time / seconds,
+        notification_loss=_share(after.dropped - before.dropped + observed.lost, decided),
+        merged_share=_share(after.merged - before.merged, decided),
+        bystander_p50_s=_percentile(observed.bystanders_s, 50),
+        bystander_p99_s=_percentile(observed.bystanders_s, 99),
+        bystander_refused_share=_share(observed.bystanders_refused, bystanders),
+        dispersion=float(spans.var() / spans.mean()) if spans.any() else math.nan,
+        peak_requests=float(spans.max()) if spans.any() else math.nan,
+        false_alarm_share=_share(observed.false_alarms, observed.calm),
+        missed_share=_share(observed.missed, observed.congested),
+        fairness=float(stale_s.sum() ** 2 / (stale_s.size * (stale_s**2).sum())) if stale_s.any() else math.nan,
         broker_cpu_share=used_s / seconds,
-        lag_s=_percentile(counts.lags_s, 99),
+        lag_s=_percentile(observed.lags_s, 99),
     )
 
 
-async def _follow(query: PersistentQuery, processor: int, states: States) -> None:
-    async for change in query:
-        if change.added:
-            states.hold(processor, int(change.added[-1]["v"]["value"]), time.perf_counter())
+async def _follow(query: PersistentQuery) -> None:
+    """Takes the changes, which the processor has seen already."""
+    async for _ in query:
+        pass
 
 
-async def _update(knowledge: Knowledge, version: int, states: States, workload: Workload, rng: Random) -> None:
+async def _update(updater: _Asker, states: States, parameters: Parameters, rng: Random) -> None:
+    due_s = time.perf_counter()
     while True:
-        await asyncio.sleep(rng.expovariate(workload.updates_per_s))
-        version += 1
-        triple = "<state> <version>"
-        text = f"DELETE {{ {triple} ?v }} INSERT {{ {triple} {version} }} WHERE {{ {triple} ?v }}"
-        # From here on the old one counts as stale: a processor may see the new one before this program does.
-        states.publish(version, time.perf_counter())
-        await asyncio.to_thread(knowledge.update, text)
+        factor = rng.expovariate(1.0) if parameters.is_update_random else 1.0
+        due_s += parameters.update_every_s * factor
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        version = states.publish(time.perf_counter())
+        await updater.ask(
+            f"DELETE DATA {{ <state> <version> {version - 1} }} ; INSERT DATA {{ <state> <version> {version} }}"
+        )
 
 
-async def _stand_by(http: str, counts: _Counts) -> None:
-    knowledge = Knowledge(http)
-    while True:
-        asked_s = time.perf_counter()
-        await asyncio.to_thread(knowledge.query, BYSTANDER, CSV)
-        if counts.is_on:
-            counts.bystander_s.append(time.perf_counter() - asked_s)
-        await asyncio.sleep(BYSTANDER_S)
+async def _stand_by(address: str, observed: _Observed, probes_per_s: float, tasks: asyncio.TaskGroup) -> None:
+    """Asks however long answers take."""
+    number, asking = 0, set[asyncio.Task[None]]()
+    try:
+        while True:
+            await asyncio.sleep(1.0 / probes_per_s)
+            number = (number + 1) % BYSTANDERS
+            probe = tasks.create_task(_probe(address, f"bystander-{number}", observed))
+            asking.add(probe)
+            probe.add_done_callback(asking.discard)
+    finally:
+        for probe in asking:
+            probe.cancel()
 
 
-async def _look_at_lag(counts: _Counts) -> None:
+async def _probe(address: str, node: str, observed: _Observed) -> None:
+    began_s = time.perf_counter()
+    asker = _Asker(address, node)
+    try:
+        answer = await asker.ask(BYSTANDER)
+    finally:
+        asker.close()
+    if not observed.is_on:
+        return
+    if OUT_OF_RESOURCES in answer:
+        observed.bystanders_refused += 1
+    else:
+        observed.bystanders_s.append(time.perf_counter() - began_s)
+
+
+async def _look_at_lag(observed: _Observed) -> None:
     while True:
         asleep_s = time.perf_counter()
         await asyncio.sleep(LAG_LOOK_S)
-        if counts.is_on:
-            counts.lags_s.append(max(0.0, time.perf_counter() - asleep_s - LAG_LOOK_S))
+        if observed.is_on:
+            observed.lags_s.append(max(0.0, time.perf_counter() - asleep_s - LAG_LOOK_S))
 
 
-async def _wait_until_idle(address: str) -> None:
-    """What processors of another run have asked, and do not wait for any more, is still answered."""
-    async with connect(address) as connection:
-        while True:
-            lane = (await connection.status())["knowledge"]["pool"]["lanes"]["queries"]
-            if lane["waiting"] + lane["running"] == 0:
-                return
-            await asyncio.sleep(IDLE_LOOK_S)
+class _Asker:
+    """SPARQL as a QUERY over SSAP, updates too, one after another."""
+
+    def __init__(self, address: str, node: str) -> None:
+        self._host, port = address.removeprefix("ssap://").split(":")
+        self._port = int(port)
+        self._node = node
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, text: str) -> bytes:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        reader, writer = self._streams
+        writer.write(
+            f"<SSAP_message><node_id>{self._node}</node_id><space_id>X</space_id>"
+            "<transaction_type>QUERY</transaction_type><message_type>REQUEST</message_type>"
+            '<transaction_id>1</transaction_id><parameter name="type">sparql</parameter>'
+            f'<parameter name="query"><![CDATA[{text}]]></parameter></SSAP_message>'.encode()
+        )
+        return await reader.readuntil(END)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
 
 
-async def _version(knowledge: Knowledge) -> int:
-    written = await asyncio.to_thread(knowledge.query, "SELECT ?v { <state> <version> ?v }", CSV)
-    return int(written.body.split()[1])
+async def _line(process: asyncio.subprocess.Process) -> bytes:
+    assert process.stdout is not None
+    async with asyncio.timeout(STARTUP_S):
+        line = await process.stdout.readline()
+    if not line:
+        raise Unavailable("U701", "the small broker has ended", "see its message above")
+    return line
 
 
-def _weigh(knowledge: Knowledge, weights: int) -> None:
-    knowledge.update(f"INSERT DATA {{ {' '.join(f'<w{number}> <weight> 1 .' for number in range(weights))} }}")
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without pauses for garbage, of which a run makes little."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
-def _alone_s(knowledge: Knowledge, question: str) -> float:
-    """The least of some, as the machine may do something else beside."""
-    took_s = []
-    for _ in range(TRIALS):
-        began_s = time.perf_counter()
-        knowledge.query(question, CSV)
-        took_s.append(time.perf_counter() - began_s)
-    return min(took_s)
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else math.nan
 
 
 def _percentile(values: list[float], percent: float) -> float:
-    return float(np.percentile(values, percent)) if values else float("nan")
+    return float(np.percentile(values, percent)) if values else math.nan

@@ -1,216 +1,450 @@
-"""The chapter on real clients: knowledge processors and a broker process of this machine, in overload and in calm.
+"""The chapter on real clients and a real broker: the workloads W1 to W5, the experiment that the papers left to others.
 
-The broker is Tidegate's own, which always merges what waits for a subscriber and numbers it on one connection: it
-loses no notification when it is overloaded, as the simulated one does. So losses are injected, and what the arms
-differ in is how clients are paced and whether they listen to the broker's hints. W1, in which a notification asks for a
-fetch, has no counterpart: a notification brings the change itself.
+Runs are the same cases as the simulation's, in real time: what the two give stands side by side. Arms are interleaved,
+forwards and backwards, so that a machine that gets slower favours none. A run is kept in a file of its own: an
+evaluation that was ended goes on from there, and changed code measures anew.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from functools import cache
+from hashlib import blake2b
+from itertools import groupby
+from multiprocessing import get_context
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
+from matplotlib.figure import Figure
 
-from tidegate.broker_process import broker_process
-from tidegate.client.control import Control, Strategy
-from tidegate.client.control.estimates import mean_interval_s
-from tidegate.evaluation import pictures
-from tidegate.evaluation.control_load import Measured, Times, Workload, measure, prepare
-from tidegate.evaluation.control_simulated import RESTARTED, printed, repaired
-from tidegate.evaluation.report import Chapter, Estimate, Progress
+from tidegate.client import control as machines
+from tidegate.evaluation import control_claims as claims
+from tidegate.evaluation import control_load, pictures, small_broker
+from tidegate.evaluation.control_load import Measured, measure
+from tidegate.evaluation.control_simulated import (
+    AST,
+    CODEL_RBT,
+    CODEL_SUM,
+    CONFLATION,
+    FIXED,
+    FULL_DESIGN,
+    JITTER,
+    LIGHT,
+    NONE,
+    RBT,
+    RBT_PRINTED,
+    RIGOROUS,
+    RIGOROUS_MEAN,
+    SLOTS,
+    SPREAD,
+    Extent,
+    Grid,
+    Policy,
+    run_here,
+)
+from tidegate.evaluation.report import Chapter, Progress
+from tidegate.simulation import request_pool
+from tidegate.simulation.request_pool import Case, Parameters, table_of
 
-LAG_S_MAX = 0.1
+LAG_S_MAX = 0.02
 """A run in which one look in a hundred at the clock was later than this is thrown away, and made again."""
-TRIES_MAX = 3
-"""The last one stays, and its lag is in the table."""
 STALE_RATIO = 0.6
 REQUESTS_RATIO = 0.1
+COLLAPSE_S = 1.0
+"""A run in which most checks take longer than this has collapsed."""
 
 
 @dataclass(frozen=True)
-class Extent:
-    times: Times
-    repetitions: int
-    processors: int
+class MeasuredExtent(Extent):
+    """`seeds` are of the steady overload; the others have the first `repetitions` of them."""
+
+    repetitions: int = 3
+    warm_up_s: float = 4.0
+    measured_s: float = 20.0
+    burst_s: float = 10.0
+    """Between the updates of a slide-show."""
+    tries_max: int = 3
+    """The last one stays, and its lag is in the data."""
 
 
-FULL = Extent(Times(warm_up_s=20.0, measured_s=160.0), repetitions=5, processors=1000)
-SHORT = Extent(Times(warm_up_s=1.0, measured_s=3.0), repetitions=2, processors=150)
+FULL = MeasuredExtent(seeds=range(1, 6), sizes=(200, 600, 6000), size=0.5)
+SHORT = MeasuredExtent(seeds=(1,), sizes=(600,), size=0.1, repetitions=1, warm_up_s=1.0, measured_s=3.0, burst_s=2.0)
+
+OVERLOAD_ARMS = (
+    NONE,
+    FIXED,
+    AST,
+    RBT_PRINTED,
+    RIGOROUS,
+    RBT,
+    LIGHT,
+    JITTER,
+    CODEL_RBT,
+    SLOTS,
+    CONFLATION,
+    FULL_DESIGN,
+)
+IMPATIENT_ARMS = (AST, RBT_PRINTED, RBT, FULL_DESIGN)
+BURST_ARMS = (AST, RBT, SPREAD, CODEL_SUM, CODEL_RBT, FULL_DESIGN)
+OTHER_BURST_ARMS = (AST, SPREAD, FULL_DESIGN)
+DROP_ARMS = (NONE, AST, RBT, CONFLATION, FULL_DESIGN)
+CALM_ARMS = (NONE, AST, FULL_DESIGN)
+ALARM_ARMS = (RIGOROUS, RIGOROUS_MEAN)
+SIZE_ARMS = {NONE: pictures.BLACK, AST: pictures.ORANGE, FULL_DESIGN: pictures.GREEN}
+
+W1, W2, W3, W4, W5 = "W1", "W2", "W3", "W4", "W5"
+W1_CACHED, W1_SMALL = "W1, cache", "W1, small pool"
+OVERLOAD_FIRST_S = 2.0
+"""With this first interval checks alone are as much as the broker can serve, and notifications half as much."""
+CALM_LOSSES = {f"{W5}, {loss:.0%} lost": loss for loss in (0.0, 0.05, 0.2)}
+ALARMS = list(CALM_LOSSES)[1]
+CALM_EVERY_S = 5.0
 
 
-@dataclass(frozen=True)
-class Arm:
-    name: str
-    control: Control
-    is_hinted: bool = False
-
-
-NONE = Arm("none", printed(Strategy.NONE))
-FIXED = Arm("basic, fixed", printed(Strategy.FIXED))
-AST = Arm("AST", printed())
-RBT = Arm("AST+RBT mediate", repaired())
-NO_HINTS = Arm("client only, no hints", RESTARTED)
-FULL_DESIGN = Arm("full design", RESTARTED, is_hinted=True)
-ARMS = (NONE, FIXED, AST, RBT, NO_HINTS, FULL_DESIGN)
-
-OVERLOAD = "W2: overload 1.5, an update a second, 20 % lost"
-IMPATIENT = "W4: the same, clients give up after 1 s"
-CALM = "W5: calm, an update in 5 s, 20 % lost"
-
-Results = dict[tuple[str, str], list[Measured]]
-
-
-def workloads(processors: int) -> tuple[Workload, ...]:
-    """The load is that of AST in the long run, for the losses there are."""
-    updates_per_s, loss = 1.0, 0.2
-    interval = AST.control.interval
-    interval_s = mean_interval_s(updates_per_s * loss, interval.alpha, interval.delta_s)
-    overload = Workload(OVERLOAD, processors, 1.5, interval_s, updates_per_s, loss)
-    return (
-        overload,
-        replace(overload, name=IMPATIENT, request_timeout_s=1.0),
-        replace(overload, name=CALM, overload=0.15, updates_per_s=0.2),
-    )
-
-
-def write_chapter(out: Path, extent: Extent) -> Chapter:
+def write_chapter(out: Path, extent: MeasuredExtent, jobs: int = 1) -> Chapter:
     chapter = Chapter(out, "Real clients and a real broker")
-    results, thrown_away = asyncio.run(_measure_all(extent))
+    bench = Bench(out / "measured", jobs, extent.tries_max)
+    clients = round(extent.size * Parameters.clients)
     chapter.say(
-        f"A broker process and {extent.processors} knowledge processors over SSAP in one other process, on the same "
-        "machine. A check asks the question again, which takes the broker's two workers as long as it needs for the "
-        "load to be what the workload says; answers are not used twice. Indications are dropped on arrival, at "
-        f"random. Arms are interleaved, forwards and backwards, within each of {extent.repetitions} repetitions, each "
-        f"measured for {extent.times.measured_s:g} s after {extent.times.warm_up_s:g} s; means with 95 % intervals. "
-        "*Full design* listens to the broker's slots; the other arms hear none. This broker merges what waits for a "
-        "subscriber in all arms, and loses nothing when it is overloaded: what the simulation shows of that is not "
-        "to be seen here. "
-        f"{thrown_away} runs were thrown away and made again, as the clients' own process was late by over "
-        f"{1000 * LAG_S_MAX:.0f} ms."
+        f"A broker process and {clients:,} knowledge processors over SSAP, each with a connection and the control "
+        "machines of Tidegate's clients, in one other process of the same machine. The broker is made of Tidegate's "
+        "graph, persistent queries and listener, slowed down to the times of the simulation's: "
+        f"{4 / extent.size:g} ms a query and {1 / extent.size:g} ms a notification in four lanes, so that they are "
+        "not the machine's. A plain one drops notifications when it is full; Tidegate's own merges them, which is an "
+        "arm here (conflation). A run is measured for "
+        f"{extent.measured_s:g} s after {extent.warm_up_s:g} s; {len(extent.seeds)} repetitions of {W2} and "
+        f"{extent.repetitions} of the others, with the same updates in all arms; means ± 95 % intervals. *Wait* of "
+        "false alarms and missed congestion is the response time without the processing, under "
+        f"{1000 * control_load.CALM_WAIT_S:g} ms and over {1000 * control_load.CONGESTED_WAIT_S:g} ms."
     )
-    names = [workload.name for workload in workloads(extent.processors)]
-    for name in names:
-        chapter.section(name)
-        chapter.table(*_table({arm.name: results[name, arm.name] for arm in ARMS}))
-    _draw(chapter, results)
-    chapter.data("control_measured", _data(results), "one run each")
-    _claim(chapter, results)
+    _write_overload(chapter, extent, bench)
+    _write_impatient(chapter, extent, bench)
+    _write_bursts(chapter, extent, bench)
+    _write_drop(chapter, extent, bench)
+    _write_calm(chapter, extent, bench)
+    _write_sizes(chapter, extent, bench)
+    chapter.say(
+        f"{bench.runs} runs, {jobs} at a time. {bench.tries - bench.runs} more were thrown away and made again, as the "
+        f"clients' own process was late by over {1000 * LAG_S_MAX:g} ms in more than one look in a hundred; "
+        f"{bench.late} stayed although they were."
+    )
     return chapter
 
 
-async def _measure_all(extent: Extent) -> tuple[Results, int]:
-    results: Results = {}
-    thrown_away = 0
-    loads = workloads(extent.processors)
-    progress = Progress("measured on the real broker", extent.repetitions * len(loads) * len(ARMS))
-    async with broker_process("--ssap-port", "0") as broker:
-        for workload in loads:
-            await asyncio.to_thread(prepare, broker, workload.query_s)
-            for seed in range(extent.repetitions):
-                for arm in ARMS if seed % 2 == 0 else reversed(ARMS):
-                    interval = replace(arm.control.interval, first_s=workload.interval_s)
-                    control = replace(arm.control, interval=interval)
-                    for tries_left in reversed(range(TRIES_MAX)):
-                        run = await measure(broker, control, arm.is_hinted, workload, extent.times, seed)
-                        if run.lag_s <= LAG_S_MAX or not tries_left:
-                            break
-                        thrown_away += 1
-                    results.setdefault((workload.name, arm.name), []).append(run)
+class Bench:
+    """Measures cases, `jobs` at a time. What was measured stays in the directory."""
+
+    def __init__(self, directory: Path, jobs: int, tries_max: int) -> None:
+        self._directory = directory
+        self._jobs = jobs
+        self._tries_max = tries_max
+        self.tries = 0
+        self.runs = 0
+        self.late = 0
+
+    def run(self, what: str, cases: Sequence[Case]) -> pa.Table:
+        """A row a case, in their order; measured repetition by repetition, every other one backwards."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        progress = Progress(what, len(cases))
+        with ProcessPoolExecutor(self._jobs, get_context("spawn")) as processes:
+            running = [processes.submit(keep, case, self._path(case), self._tries_max) for case in in_turn(cases)]
+            try:
+                for done in as_completed(running):
+                    done.result()
                     progress.advance(1)
-    return results, thrown_away
+            finally:
+                processes.shutdown(cancel_futures=True)
+        kept = [msgspec.msgpack.decode(self._path(case).read_bytes(), type=Kept) for case in cases]
+        self.runs += len(kept)
+        self.tries += sum(each.tries for each in kept)
+        self.late += sum(each.measured.lag_s > LAG_S_MAX for each in kept)
+        return table_of(cases, [each.measured for each in kept])
+
+    def _path(self, case: Case) -> Path:
+        key = blake2b(_version() + msgspec.msgpack.encode(case), digest_size=12).hexdigest()
+        return self._directory / f"{key}.msgpack"
 
 
-def _estimate(runs: Sequence[Measured], what: str) -> Estimate:
-    return Estimate.of([getattr(run, what) for run in runs])
+class Kept(msgspec.Struct):
+    measured: Measured
+    tries: int
 
 
-_COLUMNS = (
+def keep(case: Case, path: Path, tries_max: int) -> None:
+    """Measures a case, unless it was."""
+    tries = 0
+    while not path.exists():
+        tries += 1
+        measured = asyncio.run(measure(case))
+        if measured.lag_s <= LAG_S_MAX or tries == tries_max:
+            path.write_bytes(msgspec.msgpack.encode(Kept(measured, tries)))
+
+
+def in_turn(cases: Sequence[Case]) -> Iterator[Case]:
+    by_seed = sorted(cases, key=lambda case: case.seed)
+    for turn, (_, arms) in enumerate(groupby(by_seed, key=lambda case: case.seed)):
+        yield from arms if turn % 2 == 0 else reversed(list(arms))
+
+
+@cache
+def _version() -> bytes:
+    """Of the code that runs are made with."""
+    package = Path(str(machines.__file__)).parent
+    files = [*sorted(package.glob("*.py")), Path(control_load.__file__), Path(small_broker.__file__)]
+    return blake2b(b"".join(path.read_bytes() for path in files), digest_size=12).digest()
+
+
+def _few(extent: MeasuredExtent) -> MeasuredExtent:
+    return replace(extent, seeds=extent.seeds[: extent.repetitions])
+
+
+def _timed(parameters: Parameters, extent: MeasuredExtent) -> Parameters:
+    return replace(parameters, warm_up_s=extent.warm_up_s, measured_s=extent.measured_s)
+
+
+_Column = tuple[str, str, int, float]
+_COLUMNS: Sequence[_Column] = (
     ("stale [%]", "stale_share", 1, 100.0),
+    ("age [ms]", "age_s", 0, 1000.0),
     ("p50 [ms]", "response_p50_s", 0, 1000.0),
     ("p99 [ms]", "response_p99_s", 0, 1000.0),
+    ("p99.9 [ms]", "response_p999_s", 0, 1000.0),
     ("requests a minute", "requests_per_minute", 1, 1.0),
-    ("answered [1/s]", "answered_per_s", 0, 1.0),
-    ("late or never [%]", "late_share", 1, 100.0),
     ("refused [%]", "refused_share", 1, 100.0),
+    ("notifications lost [%]", "notification_loss", 1, 100.0),
     ("bystander p99 [ms]", "bystander_p99_s", 0, 1000.0),
-    ("broker's cores", "broker_cpu_share", 2, 1.0),
-    ("lag of clients [ms]", "lag_s", 0, 1000.0),
 )
+_CROWD: Sequence[_Column] = (("IDC", "dispersion", 1, 1.0), ("peak a 100 ms", "peak_requests", 0, 1.0))
+_DETECTION: Sequence[_Column] = (
+    ("false alarms [%]", "false_alarm_share", 1, 100.0),
+    ("missed [%]", "missed_share", 1, 100.0),
+)
+_SERVICE: Sequence[_Column] = (
+    ("goodput [1/s]", "goodput_per_s", 0, 1.0),
+    ("wasted [%]", "wasted_share", 1, 100.0),
+    ("timed out [%]", "timed_out_share", 1, 100.0),
+)
+_FAIRNESS: Sequence[_Column] = (("fairness", "fairness", 2, 1.0), ("broker's cores", "broker_cpu_share", 2, 1.0))
 
 
-def _table(runs: Mapping[str, Sequence[Measured]]) -> tuple[list[str], list[list[str]]]:
+def _write_rows(
+    chapter: Chapter, grid: Grid, scenarios: Sequence[str], arms: Sequence[Policy], columns: Sequence[_Column]
+) -> None:
+    """The name of a workload stands at its first row."""
+    rows = []
+    for scenario in scenarios:
+        for arm in arms:
+            cells = [grid.estimate(scenario, arm.name, name).write(digits, scale) for _, name, digits, scale in columns]
+            rows.append((scenario if arm is arms[0] else "", arm.name, *cells))
+    chapter.table(("workload", "arm", *(title for title, *_ in columns)), rows)
+
+
+# W2 and what the simulation says of it.
+
+
+def _write_overload(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
+    grid, simulated = Grid(extent), Grid(extent)
+    for each in (grid, simulated):
+        each.add(W2, _timed(request_pool.steady_overload(), extent), OVERLOAD_ARMS, OVERLOAD_FIRST_S)
+    grid.run(f"{W2}, measured", bench.run)
+    simulated.run(f"{W2}, simulated", run_here)
+    chapter.section(f"{W2}: steady overload")
+    chapter.say(
+        "An update a second on average; 5 % of the notifications are lost on the way. Checks offer what the broker "
+        "can serve at first, notifications half as much: overload 1.5."
+    )
+    _write_rows(chapter, grid, [W2], OVERLOAD_ARMS, (*_COLUMNS, *_CROWD, *_DETECTION, *_FAIRNESS))
+    chapter.picture(
+        "control_measured",
+        _draw_overload(grid, simulated),
+        "Staleness and median response in steady overload, measured and simulated; left is better.",
+    )
+    chapter.data("control_measured_overload", grid.table(), f"{W2}, one run each")
+    chapter.say("The simulation of the same runs:")
+    columns = [column for column in _COLUMNS if column[1] != "response_p999_s"]
+    _write_rows(chapter, simulated, [W2], OVERLOAD_ARMS, columns)
+    claims.claim_at_most(chapter, grid, W2, "stale time", FULL_DESIGN, AST, "stale_share", STALE_RATIO)
+    claims.claim_at_most(chapter, grid, W2, "requests", FULL_DESIGN, AST, "requests_per_minute", REQUESTS_RATIO)
+    _claim_no_collapse(chapter, grid)
+    claims.claim_steps(chapter, grid, W2)
+    claims.claim_conflation(chapter, grid, W2)
+    _claim_agreement(chapter, grid, simulated)
+
+
+def _claim_no_collapse(chapter: Chapter, grid: Grid) -> None:
+    medians = {arm: grid.values(W2, arm.name, "response_p50_s") for arm in (FULL_DESIGN, AST)}
+    collapsed = {arm: sum(not median_s <= COLLAPSE_S for median_s in values) for arm, values in medians.items()}
+    chapter.claim(
+        f"{W2}: in no repetition does the median response of the full design pass {COLLAPSE_S:g} s",
+        collapsed[FULL_DESIGN] == 0,
+        f"{collapsed[FULL_DESIGN]} of {len(medians[FULL_DESIGN])}; of AST without backoff "
+        f"{collapsed[AST]} of {len(medians[AST])}",
+    )
+
+
+def _claim_agreement(chapter: Chapter, grid: Grid, simulated: Grid) -> None:
+    apart = {
+        arm.name: abs(grid.mean(W2, arm, "stale_share") - simulated.mean(W2, arm, "stale_share"))
+        for arm in OVERLOAD_ARMS
+    }
+    worst = max(apart, key=lambda name: apart[name])
+    chapter.claim(
+        f"{W2}: simulated and measured staleness are within 10 points in every arm",
+        apart[worst] <= 0.1,
+        f"at most {100 * apart[worst]:.1f} points ({worst})",
+    )
+
+
+def _draw_overload(grid: Grid, simulated: Grid) -> Figure:
+    figure, (left, right) = pictures.new_figure(2, width=6.0, height=4.6)
+    names = [arm.name for arm in OVERLOAD_ARMS]
+    for source, name, look in ((simulated, "simulated", pictures.BLUE), (grid, "measured", pictures.ORANGE)):
+        for panel, measure_name, scale in ((left, "stale_share", 100.0), (right, "response_p50_s", 1000.0)):
+            estimates = [source.estimate(W2, arm, measure_name) for arm in names]
+            pictures.draw_dots(panel, name, look, estimates, scale)
+    for panel, title, x in ((left, "Staleness", "stale [%]"), (right, "Response time", "p50 [ms]")):
+        pictures.name_rows(panel, names)
+        pictures.name_axes(panel, title, x, "")
+    left.set_xlim(left=0)
+    right.set_xscale("log")
+    right.set_yticklabels([])
+    left.legend(frameon=False, fontsize=9)
+    return figure
+
+
+# The other workloads.
+
+
+def _write_impatient(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
+    few = _few(extent)
+    grid = Grid(few)
+    grid.add(W4, _timed(request_pool.impatient_clients(), few), IMPATIENT_ARMS, OVERLOAD_FIRST_S)
+    grid.run(f"{W4}, measured", bench.run)
+    chapter.section(f"{W4}: the same, with clients that give up after a second")
+    _write_rows(chapter, grid, [W4], IMPATIENT_ARMS, (*_COLUMNS[:4], _COLUMNS[5], *_SERVICE))
+    chapter.data("control_measured_impatient", grid.table(), f"{W4}, one run each")
+    base = request_pool.steady_overload()
+    claims.claim_patience(chapter, grid, W4, base.lanes / base.query_s * extent.size)
+
+
+def _write_bursts(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
+    few = _few(extent)
+    grid = Grid(few)
+    others = {W1_CACHED: request_pool.slide_show_cached(), W1_SMALL: request_pool.slide_show_small_pool()}
+    grid.add(W1, _slide_show(request_pool.slide_show(), few), BURST_ARMS)
+    for name, show in others.items():
+        grid.add(name, _slide_show(show, few), OTHER_BURST_ARMS)
+    grid.run(f"{W1}, measured", bench.run)
+    chapter.section(f"{W1}: slide-show")
+    chapter.say(
+        f"An update every {extent.burst_s:g} s is announced to all clients, which fetch it: without and with a query "
+        "cache, and with a pool of 0.3 entries a client."
+    )
+    columns = (*_COLUMNS, *_CROWD)
+    _write_rows(chapter, grid, [W1], BURST_ARMS, columns)
+    _write_rows(chapter, grid, list(others), OTHER_BURST_ARMS, columns)
+    chapter.data("control_measured_bursts", grid.table(), f"{W1}, one run each")
+    claims.claim_burst(chapter, grid, W1)
+    claims.claim_no_staler(chapter, grid, [W1, *others])
+
+
+def _slide_show(show: Parameters, extent: MeasuredExtent) -> Parameters:
+    return replace(_timed(show, extent), update_every_s=extent.burst_s)
+
+
+def _write_drop(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
+    few = _few(extent)
+    grid = Grid(few)
+    third_s = extent.measured_s / 3
+    dropped = replace(
+        _timed(request_pool.capacity_drop(), few),
+        slow_from_s=extent.warm_up_s + third_s,
+        slow_until_s=extent.warm_up_s + 2 * third_s,
+    )
+    grid.add(W3, dropped, DROP_ARMS)
+    grid.run(f"{W3}, measured", bench.run)
+    chapter.section(f"{W3}: a quarter of the capacity for the second third of the time")
+    chapter.say("An update every 2 s on average; first checks after 4 s.")
+    _write_rows(chapter, grid, [W3], DROP_ARMS, _COLUMNS)
+    chapter.data("control_measured_drop", grid.table(), f"{W3}, one run each")
+    stale = grid.over(W3, FULL_DESIGN, AST, "stale_share")
+    chapter.claim(f"{W3}: the full design is fresher than AST", stale < 1, f"{stale:.2f} times AST's stale time")
+    claims.claim_conflation(chapter, grid, W3)
+
+
+def _write_calm(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
+    few = _few(extent)
+    grid = Grid(few)
+    for name, loss in CALM_LOSSES.items():
+        calm = replace(request_pool.steady_overload(), update_every_s=CALM_EVERY_S, network_loss=loss)
+        arms = (*CALM_ARMS, *ALARM_ARMS) if name == ALARMS else CALM_ARMS
+        grid.add(name, _timed(calm, few), arms)
+    grid.run(f"{W5}, measured", bench.run)
+    chapter.section(f"{W5}: no overload")
+    chapter.say(f"An update every {CALM_EVERY_S:g} s on average; first checks after 4 s.")
+    columns = (*_COLUMNS[:4], _COLUMNS[5], *_DETECTION)
+    names = list(CALM_LOSSES)
+    _write_rows(chapter, grid, names, CALM_ARMS, columns)
+    _write_rows(chapter, grid, [ALARMS], ALARM_ARMS, columns)
+    chapter.data("control_measured_calm", grid.table(), f"{W5}, one run each")
+    claims.claim_alarms(chapter, grid, ALARMS)
+    claims.claim_no_staler(chapter, grid, names)
+    claims.claim_random_loss(chapter, grid, names[-1])
+
+
+def _write_sizes(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
+    few = _few(extent)
+    grid = Grid(few)
+    sizes = sorted({*extent.sizes, Parameters.clients})
+    for size in sizes:
+        overload = replace(request_pool.steady_overload(), clients=size)
+        grid.add(str(size), _timed(overload, few), list(SIZE_ARMS), OVERLOAD_FIRST_S)
+    grid.run("numbers of clients, measured", bench.run)
+    numbers = [round(size * extent.size) for size in sizes]
+    chapter.section("From few clients to too many")
+    chapter.say(f"The workload {W2} with other numbers of clients of the same broker.")
+    columns = (*_COLUMNS[:4], *_COLUMNS[5:])
     rows = [
-        [arm, *(_estimate(measured, what).write(digits, scale) for _, what, digits, scale in _COLUMNS)]
-        for arm, measured in runs.items()
+        (
+            f"{number:,}",
+            arm.name,
+            *(grid.estimate(str(size), arm.name, name).write(d, by) for _, name, d, by in columns),
+        )
+        for size, number in zip(sizes, numbers, strict=True)
+        for arm in SIZE_ARMS
     ]
-    return ["arm", *(title for title, *_ in _COLUMNS)], rows
+    chapter.table(("clients", "arm", *(title for title, *_ in columns)), rows)
+    figure = _draw_sizes(grid, sizes, numbers)
+    chapter.picture("control_measured_clients", figure, "Staleness, and p99 of bystanders, by the number of clients.")
+    chapter.data("control_measured_clients", grid.table(), "the numbers of clients, one run each")
 
 
-def _draw(chapter: Chapter, results: Results) -> None:
-    figure, (stale, bystander) = pictures.new_figure(2, width=5.6, height=3.2)
-    for name, look in ((OVERLOAD, pictures.ORANGE), (CALM, pictures.GREEN)):
-        for panel, what, scale in ((stale, "stale_share", 100.0), (bystander, "bystander_p99_s", 1000.0)):
-            estimates = [_estimate(results[name, arm.name], what) for arm in ARMS]
-            pictures.draw_dots(panel, name.split(":")[0], look, estimates, scale)
-    pictures.name_rows(stale, [arm.name for arm in ARMS])
-    pictures.name_rows(bystander, [""] * len(ARMS))
-    pictures.name_axes(stale, "", "stale time [%]", "")
-    pictures.name_axes(bystander, "", "p99 of bystanders [ms]", "")
-    stale.set_xlim(left=0)
-    bystander.set_xlim(left=0)
-    stale.legend(frameon=False, fontsize=9)
-    chapter.picture("control_measured", figure, "Staleness of clients, and what others feel of them. Left is better.")
-
-
-def _data(results: Results) -> pa.Table:
-    rows = [
-        {"workload": workload, "arm": arm, "repetition": number} | asdict(run)
-        for (workload, arm), runs in results.items()
-        for number, run in enumerate(runs)
-    ]
-    return pa.Table.from_pylist(rows)
-
-
-def _ratio(ours: float, theirs: float) -> float:
-    """NaN, which holds no claim, where there is nothing to compare with."""
-    return ours / theirs if theirs else float("nan")
-
-
-def _claim(chapter: Chapter, results: Results) -> None:
-    def of(workload: str, arm: Arm, what: str) -> float:
-        return _estimate(results[workload, arm.name], what).mean
-
-    def claim_ratio(text: str, workload: str, ours: Arm, theirs: Arm, what: str, at_most: float) -> None:
-        ratio = _ratio(of(workload, ours, what), of(workload, theirs, what))
-        chapter.claim(f"{text} (at most {at_most:.2g} times)", ratio <= at_most, f"{ratio:.2f} times")
-
-    stale, p50 = "stale_share", "response_p50_s"
-    claim_ratio("W2: full design's stale time to AST's", OVERLOAD, FULL_DESIGN, AST, stale, STALE_RATIO)
-    claim_ratio(
-        "W2: full design's requests to AST's", OVERLOAD, FULL_DESIGN, AST, "requests_per_minute", REQUESTS_RATIO
-    )
-    claim_ratio("W2: median response, AST+RBT to AST", OVERLOAD, RBT, AST, p50, 1 / 3)
-    claim_ratio("W2: p99 of bystanders, full design to AST", OVERLOAD, FULL_DESIGN, AST, "bystander_p99_s", 0.5)
-    excess = _ratio(of(OVERLOAD, AST, stale), of(OVERLOAD, NONE, stale))
-    chapter.claim(
-        "W2: AST's clients are staler than those that never check (1.5 times)", excess >= 1.5, f"{excess:.2f} times"
-    )
-    late = {arm.name: of(IMPATIENT, arm, "late_share") for arm in (AST, RBT, FULL_DESIGN)}
-    chapter.claim(
-        "W4: over 90 % of AST's checks are late, of AST+RBT's and the full design's under 10 %",
-        late[AST.name] > 0.9 and max(late[RBT.name], late[FULL_DESIGN.name]) < 0.1,
-        ", ".join(f"{name} {100 * share:.0f} %" for name, share in late.items()),
-    )
-    chapter.claim(
-        "W5: checks make clients fresher where losses are random: AST below none",
-        of(CALM, AST, stale) < of(CALM, NONE, stale),
-        f"{100 * of(CALM, AST, stale):.1f} and {100 * of(CALM, NONE, stale):.1f} %",
-    )
-    worse = of(CALM, FULL_DESIGN, stale) - of(CALM, AST, stale)
-    chapter.claim(
-        "W5: the full design's stale time is within 0.5 points of AST's", worse <= 0.005, f"{100 * worse:+.1f} points"
-    )
+def _draw_sizes(grid: Grid, sizes: Sequence[int], numbers: Sequence[int]) -> Figure:
+    """`numbers` are those of clients; the grid knows them by the simulation's."""
+    figure, panels = pictures.new_figure(2)
+    drawn = []
+    for axes, (name, title, y) in zip(
+        panels,
+        (
+            ("stale_share", "Staleness", "stale [share]"),
+            ("bystander_p99_s", "What bystanders feel", "p99 of their response times [s]"),
+        ),
+        strict=True,
+    ):
+        lines = [
+            pictures.Line(arm.name, look, numbers, [grid.estimate(str(size), arm.name, name) for size in sizes])
+            for arm, look in SIZE_ARMS.items()
+        ]
+        pictures.draw_lines(axes, lines)
+        axes.set_xscale("log")
+        pictures.set_x_ticks(axes, numbers)
+        pictures.name_axes(axes, title, "clients", y)
+        axes.set_ylim(bottom=0)
+        drawn.append((axes, lines))
+    for axes, lines in drawn:
+        pictures.label_ends(figure, axes, lines)
+    return figure

@@ -44,11 +44,11 @@ class SeededGrid(Generic[CaseT]):
         self._outcomes = run(what, self._cases)
 
     def estimate(self, scenario: str, variant: str, measure: str) -> Estimate:
-        return Estimate.of(self._values(scenario, variant, measure))
+        return Estimate.of(self.values(scenario, variant, measure))
 
     def difference(self, scenario: str, ours: str, theirs: str, measure: str) -> Estimate:
         """Ours less theirs, seed by seed: what a seed does to both alike does not blur it."""
-        values = zip(self._values(scenario, ours, measure), self._values(scenario, theirs, measure), strict=True)
+        values = zip(self.values(scenario, ours, measure), self.values(scenario, theirs, measure), strict=True)
         return Estimate.of([a - b for a, b in values])
 
     def ratio(self, scenario: str, ours: str, theirs: str, measure: str) -> float:
@@ -59,6 +59,6 @@ class SeededGrid(Generic[CaseT]):
         scenarios, variants = zip(*self._keys, strict=True)
         return self._outcomes.add_column(0, "scenario", [scenarios]).add_column(1, "variant", [variants])
 
-    def _values(self, scenario: str, variant: str, measure: str) -> list[float]:
+    def values(self, scenario: str, variant: str, measure: str) -> list[float]:
         pairs = zip(self._keys, self._outcomes[measure].to_pylist(), strict=True)
         return [value for key, value in pairs if key == (scenario, variant)]

@@ -146,6 +146,10 @@ class KnowledgeBase:
             self._on_news.pop(subscription_id, None)
             raise
 
+    def sequence_of(self, subscription_id: str) -> int:
+        """The number of the last indication that was taken."""
+        return self.queries.sequence_of(subscription_id)
+
     def resume(self, subscription_id: str, last_sequence: int, on_news: Callable[[], None]) -> Resumption:
         """Goes on with a subscription on another connection."""
         resumption = self.queries.resume(subscription_id, last_sequence)

@@ -253,6 +253,9 @@ class PersistentQueries:
     def question_of(self, subscription_id: str) -> Question:
         return self._known(subscription_id).query.question
 
+    def sequence_of(self, subscription_id: str) -> int:
+        return self._known(subscription_id).sequence
+
     def result_of(self, subscription_id: str) -> Result:
         """The present result of an open question."""
         return self._result(self._known(subscription_id).query)

@@ -16,6 +16,7 @@ read meanwhile), a subscriber that does not read (its indications are merged, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import ssl
 from collections import OrderedDict, deque
@@ -281,10 +282,19 @@ class SsapConnection(asyncio.Protocol):
             case ssap.Unsubscribe():
                 self._unsubscribe(request)
             case ssap.Query():
-                self._submit(request.envelope, *_query_job(request.question))
+                job, write = _query_job(request.question)
+                self._submit(request.envelope, job, lambda answer: write(answer) | self._numbered(request.question))
             case _:
-                write = _write_change if request.is_confirmed else None
-                self._submit(request.envelope, _change_job(request), write)
+                self._submit(request.envelope, _change_job(request), _write_change if request.is_confirmed else None)
+
+    def _numbered(self, question: Question) -> dict[str, str]:
+        """For who checks a subscription of this connection by its own question: the last number that went before."""
+        queries = self._knowledge.queries
+        for subscription_id in self._subscriptions:
+            with contextlib.suppress(KnowledgeError):  # one that is about to end
+                if queries.question_of(subscription_id) == question:
+                    return {"ind_sequence": str(self._knowledge.sequence_of(subscription_id))}
+        return {}
 
     def _submit(self, envelope: Envelope, job: Job, write: _Write | None) -> None:
         """Gives a job to the knowledge base; `write` makes the parameters of the confirm, if one is wanted."""

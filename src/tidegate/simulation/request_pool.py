@@ -220,8 +220,8 @@ def simulate_table(cases: Sequence[Case]) -> pa.Table:
     return table_of(cases, simulate_many(cases))
 
 
-def table_of(cases: Sequence[Case], outcomes: Sequence[Outcome]) -> pa.Table:
-    """A row a case: seed, every parameter, every setting of the clients, every measure."""
+def table_of(cases: Sequence[Case], outcomes: Sequence[Any]) -> pa.Table:
+    """A row a case: seed, every parameter, every setting of the clients, every measure. Outcomes are dataclasses."""
     rows: list[dict[str, Any]] = [
         {
             "seed": case.seed,

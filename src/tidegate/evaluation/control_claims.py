@@ -1,0 +1,145 @@
+"""What is claimed of active control, held or not by whatever a grid of runs gave: simulated and measured alike.
+
+Claims and their limits were written down before the runs. A claim of a ratio or a difference is decided by the means.
+"""
+
+from __future__ import annotations
+
+from tidegate.evaluation.control_simulated import (
+    AST,
+    CODEL_RBT,
+    CODEL_SUM,
+    CONFLATION,
+    FIXED,
+    FULL_DESIGN,
+    LIGHT,
+    NONE,
+    RBT,
+    RBT_PRINTED,
+    RIGOROUS,
+    RIGOROUS_MEAN,
+    SPREAD,
+    Grid,
+    Policy,
+)
+from tidegate.evaluation.report import Chapter
+
+
+def claim_at_most(
+    chapter: Chapter, grid: Grid, scenario: str, what: str, ours: Policy, theirs: Policy, measure: str, at_most: float
+) -> None:
+    ratio = grid.over(scenario, ours, theirs, measure)
+    text = f"{scenario}: {what} of {ours.name} against {theirs.name}"
+    chapter.claim(f"{text} (at most {at_most:g} times)", ratio <= at_most, f"{ratio:.3f} times")
+
+
+def claim_steps(chapter: Chapter, grid: Grid, scenario: str) -> None:
+    """Of overload: what each step of the papers does."""
+    for policy in (FIXED, AST):
+        losses = grid.over(scenario, policy, NONE, "notification_loss")
+        stale = grid.over(scenario, policy, NONE, "stale_share")
+        chapter.claim(
+            f"{scenario}: {policy.name} raises the loss of notifications 3 times or more over none, and staleness by "
+            "half",
+            losses >= 3 and stale >= 1.5,
+            f"loss {losses:.2f} times, staleness {stale:.2f} times",
+        )
+    near = grid.over(scenario, RBT_PRINTED, AST, "stale_share")
+    chapter.claim(
+        f"{scenario}: RBT as printed is within 10 % of AST's staleness", abs(near - 1) <= 0.1, f"{near:.2f} times AST's"
+    )
+    quicker = grid.over(scenario, AST, RBT, "response_p50_s")
+    fresher = grid.less(scenario, RBT, AST, "stale_share")
+    chapter.claim(
+        f"{scenario}: repaired RBT (mediate) lowers the median response 3 times or more and staleness by 10 points or "
+        "more",
+        quicker >= 3 and fresher <= -0.10,
+        f"{quicker:.1f} times, {points(fresher)}",
+    )
+    missed = {policy.name: grid.mean(scenario, policy, "missed_share") for policy in (LIGHT, RBT)}
+    chapter.claim(
+        f"{scenario}: light misses more than half of lasting congestion, mediate at most 1 %",
+        missed[LIGHT.name] > 0.5 and missed[RBT.name] <= 0.01,
+        ", ".join(f"{name}: {share:.1%}" for name, share in missed.items()),
+    )
+
+
+def claim_conflation(chapter: Chapter, grid: Grid, scenario: str) -> None:
+    stale = grid.over(scenario, CONFLATION, AST, "stale_share")
+    age = grid.over(scenario, CONFLATION, AST, "age_s")
+    chapter.claim(
+        f"{scenario}: conflation alone halves AST's staleness and divides its age by 5",
+        stale <= 0.5 and age <= 0.2,
+        f"{stale:.2f} and {age:.2f} times",
+    )
+
+
+def claim_patience(chapter: Chapter, grid: Grid, scenario: str, served_per_s: float) -> None:
+    """Of clients that give up."""
+    wasted = {policy: grid.mean(scenario, policy, "wasted_share") for policy in (AST, RBT)}
+    useful = grid.mean(scenario, RBT, "goodput_per_s") / served_per_s
+    chapter.claim(
+        f"{scenario}: AST wastes over 90 % of what is served; repaired RBT under 10 %",
+        wasted[AST] > 0.9 and wasted[RBT] < 0.1,
+        f"{wasted[AST]:.1%} and {wasted[RBT]:.1%}",
+    )
+    chapter.claim(
+        f"{scenario}: repaired RBT keeps 45 % of the capacity for useful queries", useful >= 0.45, f"{useful:.0%} of it"
+    )
+
+
+def claim_burst(chapter: Chapter, grid: Grid, scenario: str) -> None:
+    """Of a slide-show."""
+    costs = grid.less(scenario, RBT, AST, "stale_share")
+    spared = 1 - grid.over(scenario, RBT, AST, "bystander_p99_s")
+    chapter.claim(
+        f"{scenario}: RBT makes a burst no fresher (0 to 3 points staler) and lowers the p99 of bystanders by 20 % or "
+        "more",
+        0 <= costs <= 0.03 and spared >= 0.2,
+        f"{points(costs)}, {spared:.0%} lower",
+    )
+    response = grid.over(scenario, SPREAD, AST, "response_p99_s")
+    bystander = grid.over(scenario, SPREAD, AST, "bystander_p99_s")
+    stale = grid.less(scenario, SPREAD, AST, "stale_share")
+    chapter.claim(
+        f"{scenario}: the spread lowers p99 of responses and of bystanders by 70 %, for less than a point of staleness",
+        response <= 0.3 and bystander <= 0.3 and stale < 0.01,
+        f"{1 - response:.0%} and {1 - bystander:.0%} lower, {points(stale)}",
+    )
+    summed, alone = (grid.over(scenario, policy, RBT, "stale_share") for policy in (CODEL_SUM, CODEL_RBT))
+    chapter.claim(
+        f"{scenario}: CoDel makes a burst 3 times staler, unless only the backoff is waited after a refusal",
+        summed >= 3 and alone < 3,
+        f"{summed:.2f} times; {alone:.2f} times with the backoff alone",
+    )
+
+
+def claim_no_staler(chapter: Chapter, grid: Grid, scenarios: list[str]) -> None:
+    worse = {name: grid.less(name, FULL_DESIGN, AST, "stale_share") for name in scenarios}
+    chapter.claim(
+        f"{', '.join(scenarios)}: the full design is at most half a point staler than AST",
+        max(worse.values()) <= 0.005,
+        ", ".join(f"{name}: {points(more)}" for name, more in worse.items()),
+    )
+
+
+def claim_alarms(chapter: Chapter, grid: Grid, scenario: str) -> None:
+    alarms = {policy: grid.mean(scenario, policy, "false_alarm_share") for policy in (RIGOROUS_MEAN, RIGOROUS)}
+    chapter.claim(
+        f"{scenario}: rigorous by the mean raises 25 % to 45 % false alarms, by the request's own processing time at "
+        "most 1 %",
+        0.25 <= alarms[RIGOROUS_MEAN] <= 0.45 and alarms[RIGOROUS] <= 0.01,
+        f"{alarms[RIGOROUS_MEAN]:.1%} and {alarms[RIGOROUS]:.1%}",
+    )
+
+
+def claim_random_loss(chapter: Chapter, grid: Grid, scenario: str) -> None:
+    ratio = grid.over(scenario, AST, NONE, "stale_share")
+    both = [f"{grid.mean(scenario, policy, 'stale_share'):.1%}" for policy in (NONE, AST)]
+    chapter.claim(
+        f"{scenario}: AST has at most 0.6 times the staleness of none", ratio <= 0.6, f"{both[0]} to {both[1]}"
+    )
+
+
+def points(share: float) -> str:
+    return f"{100 * share:+.1f} points"
