@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import resource
 import secrets
 import signal
@@ -29,7 +28,7 @@ import msgspec
 
 from tidegate.cluster.embedded_cluster import EmbeddedCluster
 from tidegate.cluster.probed_host import ProbedHost
-from tidegate.config import Config, read_token
+from tidegate.config import Config
 from tidegate.errors import ConfigError
 from tidegate.filters import Filter
 from tidegate.layers.connection_point import Bounds
@@ -214,13 +213,12 @@ class Broker:
         log.info("stopped")
 
 
-def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
+def serve(config: Config, token: str | None, on_ready: Callable[[Ready], None]) -> None:
     """Runs a broker in this process until a signal ends it."""
     logging.basicConfig(
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    token = read_token(config, os.environ)
     _tls_context(config)
     _allow_open_files(2 * config.connections_max + OTHER_FILES)
     prepare_kernels()

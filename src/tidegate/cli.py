@@ -119,7 +119,9 @@ def _serve(options: argparse.Namespace) -> int:
         ) from error
     flags = {name: value for name in settings.FIELDS if (value := getattr(options, name)) is not None}
     config, _origins = settings.load(options.config, os.environ, flags)
-    serve(config, terminal.show_ready)
+    token = settings.read_token(config, os.environ)
+    made_up = settings.make_token(config) if token is None else None
+    serve(config, token or made_up, lambda ready: terminal.show_ready(ready, made_up))
     return 0
 
 
@@ -461,8 +463,11 @@ def _add_config(commands: Any) -> None:
 
 def _config_check(options: argparse.Namespace) -> int:
     config, origins = settings.load(options.file, os.environ)
-    token = settings.read_token(config, os.environ)
-    terminal.show_configuration(origins, has_token=token is not None)
+    if settings.read_token(config, os.environ) is not None:
+        token = "set"  # noqa: S105 - whether there is one
+    else:
+        token = "made up at each start" if settings.make_token(config) is not None else "none"
+    terminal.show_configuration(origins, token)
     return 0
 
 

@@ -316,14 +316,14 @@ class TestToken:
             page = opened.page
             opened.expected = {f"401 /v1/{name}" for name in ("layers", "stream")}
             dialog = page.get_by_role("dialog")
-            expect(dialog).to_contain_text("a token is needed")
+            expect(dialog).to_contain_text("This broker wants a token")
             dialog.get_by_role("button", name="Not now").click()
-            expect(page.locator("#state-text")).to_have_text("no answer")
+            expect(page.locator("#state-text")).to_have_text("token wanted")
             expect(dialog).to_be_hidden()
             page.get_by_role("button", name="Give the token").click()
             dialog.get_by_label("Token").fill("a wrong token, and a long one")
             dialog.get_by_role("button", name="Go on").click()
-            expect(dialog).to_contain_text("the token is wrong")
+            expect(dialog).to_contain_text("The token is wrong")
             dialog.get_by_label("Token").fill(TOKEN)
             dialog.get_by_role("button", name="Go on").click()
             wait_until_live(page)
@@ -335,6 +335,66 @@ class TestToken:
             expect(page.locator(f"[data-station='{GETAFE.code}'].level-4")).to_have_count(1)
             expect(dialog).to_be_hidden()
             assert page.evaluate("localStorage.length") == 0
+
+    def test_the_address_that_the_broker_prints_carries_it(self, browser: Browser) -> None:
+        with BrokerProcess("--bind", "0.0.0.0") as broker:
+            here = f"http://127.0.0.1:{broker.http_port}"
+            with OpenPage(browser, f"{here}/#token={broker.token}") as opened:
+                page = opened.page
+                wait_until_live(page)
+                expect(page.get_by_role("dialog")).to_be_hidden()
+                assert page.url == f"{here}/"
+                assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+                opened.go_to("path")
+                page.get_by_label("Matchers").fill("2")
+                page.get_by_role("button", name="Scale").click()
+                expect(page.locator("#scaled")).to_contain_text("lost0doubled0")
+            with OpenPage(browser, here) as opened:
+                opened.expected = {f"401 /v1/{name}" for name in ("layers", "stream")}
+                page = opened.page
+                page.get_by_role("dialog").get_by_role("button", name="Not now").click()
+                # As by pasting the address into the tab, which then loads nothing anew by itself.
+                page.evaluate("token => { location.hash = `token=${token}` }", broker.token)
+                wait_until_live(page)
+                expect(page.get_by_role("button", name="Give the token")).to_be_hidden()
+
+    def test_without_it_nothing_is_changed_and_the_page_says_why(self, browser: Browser) -> None:
+        with BrokerProcess("--bind", "0.0.0.0", has_knowledge=True) as broker:
+            here = f"http://127.0.0.1:{broker.http_port}"
+            with connect_sync(f"tidegate://127.0.0.1:{broker.native_port}", token=broker.token) as connection:
+                queue = connection.queue("work")
+                queue.create(max_deliveries=1)
+                queue.put([{"n": 1}])
+                queue.release(queue.take(max=1))
+                assert queue.take(max=1, wait_s=0.1) == []
+            with OpenPage(browser, f"{here}/#token={broker.token}") as opened:
+                page = opened.page
+                opened.go_to("queues")
+                page.get_by_role("button", name="work").click()
+                expect(page.get_by_role("button", name="Redrive all")).to_be_enabled()
+                # It comes back with another token, as every broker does that makes up its own.
+                broker.kill()
+                broker.start()
+                page.get_by_role("dialog").get_by_role("button", name="Not now").click()
+                page.get_by_label("Body in JSON").fill('{"n": 2}')
+                page.get_by_role("button", name="Put", exact=True).click()
+                page.get_by_role("button", name="Redrive all").click()
+                page.get_by_label("New queue").fill("other")
+                page.get_by_role("button", name="Make it").click()
+                for place in ("#queue-put-said", "#queue-dead", "#queue-new-error"):
+                    expect(page.locator(place)).to_contain_text("the token is wrong")
+                    expect(page.locator(place)).to_contain_text("press “Give the token” above")
+                opened.go_to("path")
+                page.get_by_label("Matchers").fill("2")
+                page.get_by_role("button", name="Scale").click()
+                expect(page.locator("#scaled")).to_contain_text("the token is wrong")
+                opened.go_to("knowledge")
+                page.get_by_role("button", name="Ask").click()
+                expect(page.locator("#answer")).to_contain_text("the token is wrong")
+                opened.faults = [fault for fault in opened.faults if not fault.startswith("401 ")]
+            with connect_sync(f"tidegate://127.0.0.1:{broker.native_port}", token=broker.token) as connection:
+                assert (connection.queue("work").stats()["messages"], len(connection.queues())) == (0, 1)
+                assert connection.queue("work").stats()["dead_letters"] == 1
 
 
 def test_it_comes_back_with_the_broker(browser: Browser) -> None:
