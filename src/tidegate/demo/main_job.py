@@ -33,6 +33,13 @@ STEPS_PER_S: Final = 6
 QUEUE: Final = "air"
 READINGS: Final = "station^=28;!alert"
 ALERTS: Final = "alert"
+# What the page shows of the time before it was opened: by the filters that it listens with, the latest of each.
+REMEMBERED: Final = {
+    "recent-readings": {"filter": "station;longitude;latitude", "messages_max": 7 * 24 * len(STATIONS)},
+    "recent-alerts": {"filter": ALERTS, "messages_max": 50},
+    "recent-batches": {"filter": "pipeline;query;batch", "messages_max": 300},
+}
+LATEST: Final = {"policy": "drop-oldest", "durability": "memory", "physical_queues": 1}
 HISTORY: Final = "history"
 PICTURE: Final = "history.png"
 SPARK_EVERY: Final = "2 seconds"
@@ -61,6 +68,8 @@ async def run_demo(options: Options) -> int:
         flags = ("--ssap-port", "0", "--mirror", MIRROR)
         async with broker_process(*flags) as process, connect(process.address, name="demo") as broker:
             await broker.queue(QUEUE).create(filter=READINGS)
+            for name, settings in REMEMBERED.items():
+                await broker.queue(name).create(**settings, **LATEST)
             if not options.is_headless:
                 _tell(options, process.http)
             async with _pipeline(process.address, options.out) as pipeline:
@@ -231,6 +240,8 @@ def _interrupts(stopping: asyncio.Event) -> Iterator[None]:
 
     def stop() -> None:
         loop.remove_signal_handler(signal.SIGINT)
+        _clear_line()
+        note("no more readings; waiting until Spark has processed what is queued (Ctrl-C again ends at once)")
         stopping.set()
 
     loop.add_signal_handler(signal.SIGINT, stop)

@@ -6,6 +6,7 @@ const TOKEN = "tidegate-token";
 const UNTOLD = "press “Give the token” above; tidegate serve has printed it, or its operator has chosen one";
 const RETRY_MS = [500, 1000, 2000, 5000];
 const STATUS_MS = 1000;
+const READ_MAX = 1000;
 
 export class BrokerError extends Error {
   constructor(status, error) {
@@ -77,6 +78,31 @@ export async function stream(filter, signal, on) {
     on.state?.("broken");
     await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
   }
+}
+
+/**
+ * As `stream`, after what was published before, if a queue remembers it: one that this very filter fills, that drops its
+ * oldest, and keeps the order, having one physical queue. Then `at` of a delivery is when it was queued, in ms.
+ */
+export async function streamWithPast(filter, signal, on) {
+  for (const { body, enqueued_at } of await lookBack(filter).catch(() => [])) {
+    on.delivery({ notification: body, at: enqueued_at * 1000 });
+  }
+  return stream(filter, signal, on);
+}
+
+async function lookBack(filter) {
+  const { queues } = await get("/v1/queues");
+  const isMemory = (queue) => queue.filter === filter && queue.policy === "drop-oldest" && queue.physical_queues === 1;
+  const memory = queues.find(isMemory);
+  const remembered = [];
+  for (let [next, isMore] = [0, memory !== undefined]; isMore; ) {
+    const part = await get(`/v1/queues/${memory.name}/physical/0/messages?from=${next}&max=${READ_MAX}`);
+    remembered.push(...part.messages);
+    next = part.next;
+    isMore = part.messages.length === READ_MAX;
+  }
+  return remembered;
 }
 
 /**
