@@ -42,6 +42,7 @@ REMEMBERED: Final = {
 LATEST: Final = {"policy": "drop-oldest", "durability": "memory", "physical_queues": 1}
 HISTORY: Final = "history"
 PICTURE: Final = "history.png"
+PIPELINE_LOG: Final = "pipeline.log"
 SPARK_EVERY: Final = "2 seconds"
 LOOK_S: Final = 0.5
 # How long nothing may come to any end, after the last reading, before the counts are taken as they are. Spark's first
@@ -55,6 +56,8 @@ class Options:
     seed: int
     out: Path
     is_headless: bool
+    # 0 for any free one.
+    http_port: int
     # None for until Ctrl-C.
     seconds: float | None
 
@@ -65,7 +68,7 @@ async def run_demo(options: Options) -> int:
     counts = Counts()
     stopping = asyncio.Event()
     with _interrupts(stopping):
-        flags = ("--ssap-port", "0", "--mirror", MIRROR)
+        flags = ("--ssap-port", "0", "--mirror", MIRROR, "--http-port", str(options.http_port))
         async with broker_process(*flags) as process, connect(process.address, name="demo") as broker:
             await broker.queue(QUEUE).create(filter=READINGS)
             for name, settings in REMEMBERED.items():
@@ -216,7 +219,7 @@ class Pipeline:
 
 @contextlib.asynccontextmanager
 async def _pipeline(address: str, out: Path) -> AsyncIterator[Pipeline]:
-    history, log = out / HISTORY, out / "pipeline.log"
+    history, log = out / HISTORY, out / PIPELINE_LOG
     # The readings of the model are of another time than now.
     flags = ("--queue", QUEUE, "--out", str(history), "--ahead", "any", "--every", SPARK_EVERY, "--address", address)
     with log.open("wb") as errors:
@@ -253,7 +256,8 @@ def _interrupts(stopping: asyncio.Event) -> Iterator[None]:
 
 def _tell(options: Options, http: str) -> None:
     ends = "Ctrl-C ends it" if options.seconds is None else f"it ends after {options.seconds:g} s"
-    print(f"look at {http}/   ({len(STATIONS)} stations, seed {options.seed}; {ends})", flush=True)
+    print(f"look at {http}/   ({len(STATIONS)} stations, seed {options.seed}; {ends})")
+    print(f"Spark begins in a minute or less; it logs to {options.out / PIPELINE_LOG}", flush=True)
 
 
 def _conclude(counts: Counts, options: Options) -> int:

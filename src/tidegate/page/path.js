@@ -105,7 +105,7 @@ function makeLayer({ key, load, title, work, counts }, now, rate) {
 
 function facts(layer, now, a_second) {
   const load = now.load[layer] ?? {};
-  const shown = [["a second", a_second]];
+  const shown = [["notifications/s", a_second]];
   if (layer === "connection_point") shown.push(["outboxes hold", load.outbox_notifications]);
   if (layer === "access_point") shown.push(["under way", load.unacknowledged_batches]);
   if (layer === "matcher") shown.push(["filters", load.filters]);
