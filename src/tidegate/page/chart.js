@@ -23,8 +23,9 @@ export function drawChart(place, series, { label, bounds = [], formatTime = cloc
 }
 
 function drawInto(svg, lines, points, { from, to, width, height, bounds, formatTime }) {
-  const step = roundStep(Math.max(...points.map((point) => point.value), 1e-9) / TICKS);
-  const top = step * Math.ceil(Math.max(...points.map((point) => point.value), step) / step);
+  const highest = Math.max(...points.map((point) => point.value), 0) || TICKS;
+  const step = roundStep(highest / TICKS);
+  const top = step * Math.ceil(highest / step);
   const x = (at) => MARGIN.left + ((at - from) / (to - from)) * (width - MARGIN.left - MARGIN.right);
   const y = (value) => height - MARGIN.bottom - Math.max(0, value / top) * (height - MARGIN.top - MARGIN.bottom);
   for (let value = 0; value <= top + step / 2; value += step) {
