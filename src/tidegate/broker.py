@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import resource
 import secrets
 import signal
@@ -29,7 +28,7 @@ import msgspec
 
 from tidegate.cluster.embedded_cluster import EmbeddedCluster
 from tidegate.cluster.probed_host import ProbedHost
-from tidegate.config import Config, read_token
+from tidegate.config import Config
 from tidegate.errors import ConfigError
 from tidegate.filters import Filter
 from tidegate.layers.connection_point import Bounds
@@ -41,6 +40,7 @@ from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import Definition
 from tidegate.queues.store import Store
 from tidegate.queues.stores.lmdb_store import LmdbStore
+from tidegate.rates import RecentRates
 from tidegate.semantic_broker import SemanticBroker
 
 log = logging.getLogger(__name__)
@@ -78,6 +78,7 @@ class Broker:
         self._queues.until_in_force = self._until_bound
         self._feeder = self._host.use_feeder(self._queues)
         self._semantic = SemanticBroker(config, token, self._host, self._incarnation) if config.ssap_port >= 0 else None
+        self._rates = RecentRates(time.monotonic())
         self._native = NativeListener(self._host, self._queues, config, token, self.status)
         self._http = HttpListener(
             self._host,
@@ -88,6 +89,7 @@ class Broker:
             self.status,
             make_registry(self._host.statistics, self._semantic.statistics if self._semantic else None),
             self._host.scale,
+            self._rates,
         )
         self._stopping = asyncio.Event()
         self._failure: Exception | None = None
@@ -191,8 +193,14 @@ class Broker:
             self._host.tick()
             now_s = asyncio.get_running_loop().time()
             self._native.tick(now_s)
+            self._look_at_rates(time.monotonic())
             if self._semantic is not None:
                 self._semantic.tick(now_s)
+
+    def _look_at_rates(self, now_s: float) -> None:
+        if self._rates.is_due(now_s):
+            edge = self._host.connection_point.statistics()
+            self._rates.observe(now_s, time.time(), edge.accepted, edge.delivered)
 
     def _stop_on_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -214,13 +222,12 @@ class Broker:
         log.info("stopped")
 
 
-def serve(config: Config, on_ready: Callable[[Ready], None]) -> None:
+def serve(config: Config, token: str | None, on_ready: Callable[[Ready], None]) -> None:
     """Runs a broker in this process until a signal ends it."""
     logging.basicConfig(
         stream=sys.stderr, level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
-    token = read_token(config, os.environ)
     _tls_context(config)
     _allow_open_files(2 * config.connections_max + OTHER_FILES)
     prepare_kernels()

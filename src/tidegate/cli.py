@@ -97,8 +97,12 @@ def _add_serve(commands: Any) -> None:
         commands,
         "serve",
         _serve,
-        "Run a broker in this process.",
-        "Every setting can also stand in the TOML file, or as TIDEGATE_<NAME> in the environment; flags win.",
+        "Run a broker in this process. Its page is at the HTTP port: http://127.0.0.1:7271/.",
+        "tidegate serve                                  # for this machine only\n"
+        "tidegate serve --bind 0.0.0.0                   # for others too: prints the token that they must show\n"
+        "tidegate serve --bind 0.0.0.0 --token-file token --tls-cert cert.pem --tls-key key.pem\n"
+        "Every setting can also stand in the TOML file, or as TIDEGATE_<NAME> in the environment; flags win.\n"
+        "tidegate config check shows them all, with where each is from.",
     )
     parser.add_argument("--config", type=Path, help="TOML file with settings")
     for name, field in settings.FIELDS.items():
@@ -119,7 +123,9 @@ def _serve(options: argparse.Namespace) -> int:
         ) from error
     flags = {name: value for name in settings.FIELDS if (value := getattr(options, name)) is not None}
     config, _origins = settings.load(options.config, os.environ, flags)
-    serve(config, terminal.show_ready)
+    token = settings.read_token(config, os.environ)
+    made_up = settings.make_token(config) if token is None else None
+    serve(config, token or made_up, lambda ready: terminal.show_ready(ready, made_up))
     return 0
 
 
@@ -435,12 +441,15 @@ def _add_demo(commands: Any) -> None:
         _demo,
         "Start a broker with its page, stations that publish, a queue and Spark behind it; check the counts.",
         "tidegate demo                                 # until Ctrl-C; prints where to look\n"
+        "tidegate demo --http-port 7271                # the page is at http://127.0.0.1:7271/\n"
         "tidegate demo --minutes 2 --headless          # for CI: the summary only\n"
-        "It leaves the history in Parquet and a picture of it, and fails when the counts of both ends differ.",
+        "Ctrl-C ends the readings, waits until Spark has processed them, and prints the counts of both ends.\n"
+        "It leaves the history in Parquet and a picture of it; it exits with 1 when the counts differ.",
     )
     parser.add_argument("--seed", type=int, default=1, help="another seed is another week of weather (default: 1)")
     parser.add_argument("--minutes", type=float, help="how long the stations publish (default: until Ctrl-C)")
     parser.add_argument("--headless", action="store_true", help="print the summary only")
+    parser.add_argument("--http-port", type=int, default=0, metavar="PORT", help="of the page (default: any free one)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="what it leaves goes there (default: a new directory)")
 
 
@@ -457,7 +466,7 @@ def _demo(options: argparse.Namespace) -> int:
         ) from error
     seconds = options.minutes * 60 if options.minutes is not None else None
     out = options.out or Path(tempfile.mkdtemp(prefix="tidegate-demo-"))
-    return asyncio.run(run_demo(Options(options.seed, out, options.headless, seconds)))
+    return asyncio.run(run_demo(Options(options.seed, out, options.headless, options.http_port, seconds)))
 
 
 def _add_config(commands: Any) -> None:
@@ -471,8 +480,11 @@ def _add_config(commands: Any) -> None:
 
 def _config_check(options: argparse.Namespace) -> int:
     config, origins = settings.load(options.file, os.environ)
-    token = settings.read_token(config, os.environ)
-    terminal.show_configuration(origins, has_token=token is not None)
+    if settings.read_token(config, os.environ) is not None:
+        token = "set"  # noqa: S105 - whether there is one
+    else:
+        token = "made up at each start" if settings.make_token(config) is not None else "none"
+    terminal.show_configuration(origins, token)
     return 0
 
 

@@ -3,7 +3,8 @@
 Every setting has one name everywhere: `native_port` in the file is `TIDEGATE_NATIVE_PORT` and `--native-port`. A name
 that does not exist, a value of the wrong type and an unsafe combination are errors before anything starts.
 
-The token is no setting: it comes from a file or from `TIDEGATE_TOKEN`, and is never shown.
+The token is no setting: it comes from a file or from `TIDEGATE_TOKEN`, and is never shown. A broker beyond loopback
+that was given none makes one up, which lives and is printed as long as it runs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import difflib
 import functools
 import ipaddress
+import secrets
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,6 +28,7 @@ from tidegate.notification import NOTIFICATION_BYTES_MAX, check
 ENVIRONMENT_PREFIX: Final = "TIDEGATE_"
 TOKEN_VARIABLE: Final = "TIDEGATE_TOKEN"  # noqa: S105 - the name of a variable
 TOKEN_CHARACTERS_MIN: Final = 16
+TOKEN_BYTES: Final = 32
 MIRROR_WAYS: Final = ("graph", "notifications")
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
@@ -82,7 +85,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 HELP: Final[dict[str, str]] = {
-    "bind": "address to listen on; beyond loopback a token is needed",
+    "bind": "address to listen on, 0.0.0.0 for all; beyond loopback clients must show a token",
     "native_port": "port of the native protocol; 0 picks a free one and prints it",
     "http_port": "port of HTTP, WebSocket and server-sent events; 0 picks a free one and prints it",
     "ssap_port": "port of SSAP; 0 picks a free one and prints it, -1 is for a broker without a knowledge base",
@@ -91,8 +94,9 @@ HELP: Final[dict[str, str]] = {
     "mirror": "rules by which attributes become triples, or triples attributes (tables in the file; as text: JSON)",
     "service_kps": "knowledge processors whose requests to the knowledge base come first: node ids (comma-separated)",
     "coordinator": "take part in a cluster, whose ZooKeeper is at zk://host:port; empty for all layers in this process",
-    "token_file": f"file with the token that clients must show (or {TOKEN_VARIABLE} in the environment)",
-    "insecure": "listen beyond loopback without a token",
+    "token_file": f"file with the token that clients must show (or {TOKEN_VARIABLE} in the environment); beyond "
+    "loopback one is made up and printed at each start if none is given",
+    "insecure": "listen beyond loopback without a token: whoever reaches the ports may do everything",
     "tls_cert": "certificate (PEM) for TLS on every listener",
     "tls_key": "private key (PEM) of the certificate",
     "origins": "web origins, besides the broker's own, whose pages may use it (comma-separated)",
@@ -148,7 +152,7 @@ def load(
 
 
 def read_token(config: Config, environment: Mapping[str, str]) -> str | None:
-    """The token that clients must show, or None; refuses an unsafe start."""
+    """The token that clients must show, as the operator has set it, or None."""
     token = environment.get(TOKEN_VARIABLE)
     if config.token_file:
         try:
@@ -163,13 +167,20 @@ def read_token(config: Config, environment: Mapping[str, str]) -> str | None:
             f"the token has {len(token)} characters, or some that are not printable ASCII",
             f"use at least {TOKEN_CHARACTERS_MIN} that are, such as from: openssl rand -hex 32",
         )
-    if token is None and not is_loopback(config.bind) and not config.insecure:
+    return token
+
+
+def make_token(config: Config) -> str | None:
+    """A token for a broker that was given none, or None where none is needed. It is good until the broker ends."""
+    if is_loopback(config.bind) or config.insecure:
+        return None
+    if config.coordinator:
         raise ConfigError(
             "C405",
-            f"bind = {config.bind!r} is beyond loopback and there is no token",
-            f"give --token-file or {TOKEN_VARIABLE}, or say --insecure if everyone may publish and subscribe",
+            f"bind = {config.bind!r} is beyond loopback and there is no token that all brokers of the cluster want",
+            f"give each the same --token-file or {TOKEN_VARIABLE}, or say --insecure if everyone may do everything",
         )
-    return token
+    return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 @functools.lru_cache(maxsize=256)

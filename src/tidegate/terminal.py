@@ -5,6 +5,7 @@ Notes and progress go to standard error, so that a pipe carries data only.
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -37,12 +38,30 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def show_ready(ready: Ready) -> None:
-    if is_for_people():
-        ssap = f"\n  SSAP    {ready.ssap}" if ready.ssap else ""
-        print(f"tidegate is ready\n  native  {ready.native}\n  HTTP    {ready.http}{ssap}\nCtrl-C ends it", flush=True)
-    else:
-        print_json({"ready": ready})
+def show_ready(ready: Ready, made_up_token: str | None) -> None:
+    """Where the broker listens; and once, and nowhere else, the token if it was made up."""
+    if not is_for_people():
+        print_json({"ready": ready} | ({"token": made_up_token} if made_up_token else {}))
+        return
+    lines = ["tidegate is ready", f"  native  {ready.native}", f"  HTTP    {ready.http}"]
+    if ready.ssap:
+        lines.append(f"  SSAP    {ready.ssap}")
+    if made_up_token:
+        lines += [
+            f"  page    {_page_address(ready.http, made_up_token)}",
+            f"  token   {made_up_token}",
+            "Clients read the token from TIDEGATE_TOKEN. It is good until the broker ends; --token-file to choose one.",
+        ]
+        if not ready.http.startswith("https:"):
+            lines.append("Without TLS it crosses the network for all to read: give --tls-cert and --tls-key.")
+    print("\n".join([*lines, "Ctrl-C ends it"]), flush=True)
+
+
+def _page_address(http: str, token: str) -> str:
+    """With the token as the fragment, which a browser keeps to itself; by this machine's name if it listens on all."""
+    for everywhere in ("//0.0.0.0:", "//[::]:"):
+        http = http.replace(everywhere, f"//{socket.gethostname()}:")
+    return f"{http}/#token={token}"
 
 
 def show_delivery(delivery: Delivery) -> None:
@@ -159,13 +178,14 @@ def show_explanation(explanation: Explanation) -> None:
     print("matches" if explanation.matches else "does not match")
 
 
-def show_configuration(origins: Mapping[str, Origin], *, has_token: bool) -> None:
+def show_configuration(origins: Mapping[str, Origin], token: str) -> None:
+    """`token` is never the token itself but whether there is one."""
     if not is_for_people():
-        print_json({"settings": origins, "token": has_token})
+        print_json({"settings": origins, "token": token})
         return
     for name, origin in origins.items():
         print(f"{name:<34} {_write_setting(origin.value):<20} {origin.source}")
-    print(f"{'token':<34} {'set' if has_token else 'none':<20}")
+    print(f"{'token':<34} {token}")
 
 
 class Progress:

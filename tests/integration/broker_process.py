@@ -29,6 +29,8 @@ class BrokerProcess:
         self._ssap_port = 0 if has_knowledge else -1
         self.native = ""
         self.http = ""
+        # Made up by the broker, where it does.
+        self.token = ""
 
     def __enter__(self) -> Self:
         self.start()
@@ -85,7 +87,8 @@ class BrokerProcess:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the broker did not start: exit code {self._process.wait(STARTUP_S)}"
-        ready = json.loads(line)["ready"]
+        said = json.loads(line)
+        self.token, ready = said.get("token", ""), said["ready"]
         self.native, self.http = ready["native"], ready["http"]
         self._native_port, self._http_port = urlsplit(self.native).port or 0, urlsplit(self.http).port or 0
         self._ssap_port = urlsplit(ready["ssap"]).port or -1

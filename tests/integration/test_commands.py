@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +269,19 @@ class TestServe:
         assert "tidegate://127.0.0.1:" in shown
         assert "http://127.0.0.1:" in shown
 
+    def test_tells_a_person_the_token_that_it_made_up(self, tmp_path: Path) -> None:
+        flags = ("--native-port", "0", "--http-port", "0", "--ssap-port", "-1", "--data", str(tmp_path))
+        with Running("serve", "--bind", "0.0.0.0", *flags, on_terminal=True) as running:
+            shown = running.wait_for("Ctrl-C ends it")
+            running.interrupt()
+            done = running.finish()
+        assert done.code == 0
+        (token,) = re.findall(r"token   (\S+)", shown)
+        (page,) = re.findall(r"page    (\S+)", shown)
+        assert re.fullmatch(rf"http://{re.escape(socket.gethostname())}:\d+/#token={token}", page)
+        assert "give --tls-cert and --tls-key" in shown
+        assert token not in done.err
+
     def test_refuses_a_port_that_is_taken(self, broker: BrokerProcess, tmp_path: Path) -> None:
         flags = ("--native-port", str(broker.native_port), "--http-port", "0", "--data", str(tmp_path))
         done = tidegate("serve", *flags)
@@ -277,7 +292,7 @@ class TestServe:
         [
             (["--native-port", "70000"], "C404"),
             (["--drain-s", "soon"], "C404"),
-            (["--bind", "0.0.0.0"], "C405"),
+            (["--bind", "0.0.0.0", "--coordinator", "zk://127.0.0.1:1"], "C405"),
             (["--token-file", "/nonexistent"], "C406"),
             (["--tls-cert", "cert.pem"], "C408"),
             (["--config", "/nonexistent.toml"], "C401"),
@@ -294,7 +309,7 @@ class TestConfigCheck:
         done = tidegate("config", "check", str(file), environment={"TIDEGATE_NATIVE_PORT": "9000"})
         assert done.code == 0
         (shown,) = done.lines
-        assert shown["token"] is False
+        assert shown["token"] == "none"
         assert shown["settings"]["native_port"] == {"value": 9000, "source": "TIDEGATE_NATIVE_PORT"}
         assert shown["settings"]["log_level"] == {"value": "debug", "source": str(file)}
         assert shown["settings"]["http_port"] == {"value": 7271, "source": "default"}
@@ -306,8 +321,11 @@ class TestConfigCheck:
         assert ["native_port", "7270", "default"] in [line.split() for line in done.out.splitlines()]
         secret = "a very secret token"
         done = tidegate("config", "check", environment={"TIDEGATE_TOKEN": secret})
-        assert done.lines[0]["token"] is True
+        assert done.lines[0]["token"] == "set"
         assert secret not in done.out
+        assert tidegate("config", "check", environment={"TIDEGATE_BIND": "::"}).lines[0]["token"] == (
+            "made up at each start"
+        )
 
     @pytest.mark.parametrize(
         ("text", "words"),

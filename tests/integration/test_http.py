@@ -18,7 +18,7 @@ import tidegate
 from tidegate import Filter
 
 GOOD = {"NO2": 212}
-PATHS = {f"/v1/{name}" for name in ("notifications", "stream", "subscribe", "why", "layers", "scale")}
+PATHS = {f"/v1/{name}" for name in ("notifications", "stream", "subscribe", "why", "layers", "rates", "scale")}
 PATHS |= {"/healthz", "/readyz", "/metrics", "/openapi.json"}
 PATHS |= {"/v1/queues", "/v1/queues/{q}", "/v1/subscriptions", "/v1/subscriptions/{name}"}
 PATHS |= {

@@ -19,6 +19,7 @@ import trustme
 from broker_process import BrokerProcess, clean_environment
 from event_stream import EventStream
 from http_client import code_of, exchange, open_client, parse_response, publish
+from ssap_world import Kp, status
 from websocket_client import Rejected, WebSocketClient
 
 import tidegate
@@ -71,12 +72,32 @@ def rejection(opening: AbstractContextManager[Any]) -> tuple[int, str]:
 # Beyond loopback.
 
 
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "192.0.2.1", "broker.example"])
-def test_beyond_loopback_it_does_not_start_without_a_token(bind: str) -> None:
-    ended = serve_and_fail("--bind", bind)
-    assert ended.returncode == 2
-    assert "C405" in ended.stderr
-    assert ended.stdout == ""
+def test_beyond_loopback_every_port_wants_the_token_that_was_made_up(capfd: pytest.CaptureFixture[str]) -> None:
+    with BrokerProcess("--bind", "0.0.0.0", "--log-level", "debug", has_knowledge=True) as broker:
+        native, http = f"tidegate://127.0.0.1:{broker.native_port}", f"http://127.0.0.1:{broker.http_port}"
+        assert native_error(native, token="").code == native_error(broker.native, token="").code == "A501"
+        try_native(native, token=broker.token)
+        assert code_of(httpx.post(f"{http}/v1/scale", json={"matchers": 2}, trust_env=False)) == (401, "A501")
+        shown = {"Authorization": f"Bearer {broker.token}"}
+        assert httpx.post(f"{http}/v1/scale", json={"matchers": 2}, headers=shown, trust_env=False).is_success
+        assert broker.token not in httpx.get(f"{http}/v1/layers", headers=shown, trust_env=False).text
+        with Kp(broker) as kp:
+            assert status(kp.ask("JOIN")) == "m3:SIB.Error.AccessDenied"
+        with Kp(broker) as kp:
+            assert status(kp.ask("JOIN", f'<parameter name="credentials">{broker.token}</parameter>')) == "m3:Success"
+        assert broker.terminate() == 0
+        first = broker.token
+        broker.start()
+        assert broker.token not in ("", first)
+        assert native_error(native, token=first).code == "A502"
+    log = capfd.readouterr().err
+    assert "stopped" in log
+    assert first not in log
+
+
+def test_brokers_of_a_cluster_do_not_make_up_one_each() -> None:
+    ended = serve_and_fail("--bind", "0.0.0.0", "--coordinator", "zk://127.0.0.1:1")
+    assert (ended.returncode, "C405" in ended.stderr, ended.stdout) == (2, True, "")
 
 
 @pytest.mark.parametrize(
@@ -88,6 +109,7 @@ def test_beyond_loopback_it_starts_when_asked_or_with_a_token(
     flags: tuple[str, ...], environment: dict[str, str]
 ) -> None:
     with BrokerProcess("--bind", "0.0.0.0", *flags, environment=environment) as broker:
+        assert broker.token == ""
         assert httpx.get(f"http://127.0.0.1:{broker.http_port}/healthz", trust_env=False).status_code == 200
 
 

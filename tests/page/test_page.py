@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -17,7 +18,7 @@ from cluster_up import ClusterUp
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tidegate import connect_sync
-from tidegate.demo.main_job import START, STEP
+from tidegate.demo.main_job import LATEST, REMEMBERED, START, STEP
 from tidegate.devices import STATIONS, readings
 
 PICTURES = Path(__file__).parents[2] / "build" / "page"
@@ -227,6 +228,7 @@ class TestPath:
         opened.go_to("path")
         expect(page.locator("#layers > li")).to_have_count(4)
         expect(page.locator("[data-layer='matchers']")).to_contain_text("matcher-1")
+        expect(page.locator("#rates polyline")).to_have_count(2)
         publish(broker, *({"n": n} for n in range(500)))
         expect(page.locator("#rates polyline")).to_have_count(2)
         expect(page.locator("#epoch")).to_contain_text("epoch 1")
@@ -314,16 +316,16 @@ class TestToken:
             OpenPage(browser, broker.http) as opened,
         ):
             page = opened.page
-            opened.expected = {f"401 /v1/{name}" for name in ("layers", "stream")}
+            opened.expected = {f"401 /v1/{name}" for name in ("layers", "queues", "stream")}
             dialog = page.get_by_role("dialog")
-            expect(dialog).to_contain_text("a token is needed")
+            expect(dialog).to_contain_text("This broker wants a token")
             dialog.get_by_role("button", name="Not now").click()
-            expect(page.locator("#state-text")).to_have_text("no answer")
+            expect(page.locator("#state-text")).to_have_text("token wanted")
             expect(dialog).to_be_hidden()
             page.get_by_role("button", name="Give the token").click()
             dialog.get_by_label("Token").fill("a wrong token, and a long one")
             dialog.get_by_role("button", name="Go on").click()
-            expect(dialog).to_contain_text("the token is wrong")
+            expect(dialog).to_contain_text("The token is wrong")
             dialog.get_by_label("Token").fill(TOKEN)
             dialog.get_by_role("button", name="Go on").click()
             wait_until_live(page)
@@ -335,6 +337,106 @@ class TestToken:
             expect(page.locator(f"[data-station='{GETAFE.code}'].level-4")).to_have_count(1)
             expect(dialog).to_be_hidden()
             assert page.evaluate("localStorage.length") == 0
+
+    def test_the_address_that_the_broker_prints_carries_it(self, browser: Browser) -> None:
+        with BrokerProcess("--bind", "0.0.0.0") as broker:
+            here = f"http://127.0.0.1:{broker.http_port}"
+            with OpenPage(browser, f"{here}/#token={broker.token}") as opened:
+                page = opened.page
+                wait_until_live(page)
+                expect(page.get_by_role("dialog")).to_be_hidden()
+                assert page.url == f"{here}/"
+                assert page.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+                opened.go_to("path")
+                page.get_by_label("Matchers").fill("2")
+                page.get_by_role("button", name="Scale").click()
+                expect(page.locator("#scaled")).to_contain_text("lost0doubled0")
+            with OpenPage(browser, here) as opened:
+                opened.expected = {f"401 /v1/{name}" for name in ("layers", "queues", "stream")}
+                page = opened.page
+                page.get_by_role("dialog").get_by_role("button", name="Not now").click()
+                # As by pasting the address into the tab, which then loads nothing anew by itself.
+                page.evaluate("token => { location.hash = `token=${token}` }", broker.token)
+                wait_until_live(page)
+                expect(page.get_by_role("button", name="Give the token")).to_be_hidden()
+
+    def test_without_it_nothing_is_changed_and_the_page_says_why(self, browser: Browser) -> None:
+        with BrokerProcess("--bind", "0.0.0.0", has_knowledge=True) as broker:
+            here = f"http://127.0.0.1:{broker.http_port}"
+            with connect_sync(f"tidegate://127.0.0.1:{broker.native_port}", token=broker.token) as connection:
+                queue = connection.queue("work")
+                queue.create(max_deliveries=1)
+                queue.put([{"n": 1}])
+                queue.release(queue.take(max=1))
+                assert queue.take(max=1, wait_s=0.1) == []
+            with OpenPage(browser, f"{here}/#token={broker.token}") as opened:
+                page = opened.page
+                opened.go_to("queues")
+                page.get_by_role("button", name="work").click()
+                expect(page.get_by_role("button", name="Redrive all")).to_be_enabled()
+                # It comes back with another token, as every broker does that makes up its own.
+                broker.kill()
+                broker.start()
+                page.get_by_role("dialog").get_by_role("button", name="Not now").click()
+                page.get_by_label("Body in JSON").fill('{"n": 2}')
+                page.get_by_role("button", name="Put", exact=True).click()
+                page.get_by_role("button", name="Redrive all").click()
+                page.get_by_label("New queue").fill("other")
+                page.get_by_role("button", name="Make it").click()
+                for place in ("#queue-put-said", "#queue-dead", "#queue-new-error"):
+                    expect(page.locator(place)).to_contain_text("the token is wrong")
+                    expect(page.locator(place)).to_contain_text("press “Give the token” above")
+                opened.go_to("path")
+                page.get_by_label("Matchers").fill("2")
+                page.get_by_role("button", name="Scale").click()
+                expect(page.locator("#scaled")).to_contain_text("the token is wrong")
+                opened.go_to("knowledge")
+                page.get_by_role("button", name="Ask").click()
+                expect(page.locator("#answer")).to_contain_text("the token is wrong")
+                opened.faults = [fault for fault in opened.faults if not fault.startswith("401 ")]
+            with connect_sync(f"tidegate://127.0.0.1:{broker.native_port}", token=broker.token) as connection:
+                assert (connection.queue("work").stats()["messages"], len(connection.queues())) == (0, 1)
+                assert connection.queue("work").stats()["dead_letters"] == 1
+
+
+class TestWhatWasBefore:
+    def test_queues_and_the_broker_remember_it_for_a_page_that_opens_later(self, browser: Browser) -> None:
+        hours = 200
+        with BrokerProcess() as broker:
+            with connect_sync(broker.native) as connection:
+                for name, settings in REMEMBERED.items():
+                    connection.queue(name).create(**settings, **LATEST)
+                stream = readings(1, START, STEP)
+                for _ in range(hours):
+                    connection.publish(list(islice(stream, len(STATIONS))))
+                alert = {"alert": "NO2", "station": "1", "name": "Before", "state": "begins"}
+                connection.publish([alert | {"threshold": 180.0, "windows": 3, "peak": 200.0}])
+                for batch in range(2):
+                    job = {"pipeline": "air", "query": "before", "batch": batch, "rows": 5, "rows_s": 1.5}
+                    connection.publish([job | {"behind": 0, "batch_ms": 2500}])
+                    time.sleep(1.5)
+            with OpenPage(browser, broker.http) as opened:
+                page = opened.page
+                # A queue that is full makes room for more than the next.
+                week = re.compile(r"NO2 at Alcalá de Henares, the last 1[56]\d readings")
+                expect(page.get_by_role("img", name=week)).to_be_visible()
+                last_hour = START + (hours - 1) * STEP
+                expect(page.locator("#history text").last).to_have_text(f"{last_hour:%m-%d %H:%M}")
+                expect(page.locator(".station[class*='level-']")).to_have_count(len(STATIONS))
+                expect(page.locator("#alerts")).to_contain_text("Before")
+                opened.go_to("pipeline")
+                expect(page.locator("#jobs h2")).to_have_text("air · before")
+                expect(page.locator("#jobs polyline")).to_have_count(2)
+                expect(page.locator("#jobs dl")).to_contain_text("it took2.5 s")
+                opened.go_to("path")
+                expect(page.locator("#rates polyline")).to_have_count(2)
+                # What was accepted within one second, before anybody looked.
+                highest = max(
+                    rate["accepted"] for rate in httpx.get(f"{broker.http}/v1/rates", trust_env=False).json()["rates"]
+                )
+                assert highest > 100
+                top = page.locator("#rates text").all_text_contents()
+                assert any(float(text.replace(",", "")) >= highest for text in top if ":" not in text)
 
 
 def test_it_comes_back_with_the_broker(browser: Browser) -> None:

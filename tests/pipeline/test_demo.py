@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,22 @@ def test_a_pipeline_that_fails_is_told_and_so_are_the_counts(tmp_path: Path) -> 
     assert "COUNTS DISAGREE: Spark has processed 0 messages of" in done.stdout
     assert str(tmp_path / "pipeline.log") in done.stderr
     assert "C425" in (tmp_path / "pipeline.log").read_text()
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = subprocess.run(
+            [sys.executable, "-m", "tidegate", "demo", "--http-port", str(port), "--out", str(tmp_path)],
+            capture_output=True,
+            text=True,
+            env=clean_environment(),
+            timeout=END_S,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"C409: cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_broker_that_dies_ends_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ errors that name the setting and the cure."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,16 +64,26 @@ def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::", "broker.example"])
-def test_beyond_loopback_a_token_is_needed(bind: str) -> None:
+def test_beyond_loopback_a_token_is_made_up(bind: str) -> None:
+    made_up = [settings.make_token(Config(bind=bind)) for _ in range(2)]
+    assert made_up[0] != made_up[1]
+    for token in made_up:
+        assert token is not None
+        # As strong as what the remedy of C407 advises, and fit for the fragment of an address.
+        assert re.fullmatch(r"[\w-]{43,}", token, re.ASCII)
+        assert settings.read_token(Config(bind=bind), {"TIDEGATE_TOKEN": token}) == token
+    assert settings.make_token(Config(bind=bind, insecure=True)) is None
+
+
+def test_brokers_of_a_cluster_must_share_theirs() -> None:
     with pytest.raises(ConfigError, match="C405"):
-        settings.read_token(Config(bind=bind), {})
-    assert settings.read_token(Config(bind=bind, insecure=True), {}) is None
-    assert settings.read_token(Config(bind=bind), {"TIDEGATE_TOKEN": "0123456789abcdef"}) == "0123456789abcdef"
+        settings.make_token(Config(bind="0.0.0.0", coordinator="zk://127.0.0.1:2181"))
+    assert settings.make_token(Config(coordinator="zk://127.0.0.1:2181")) is None
 
 
 @pytest.mark.parametrize("bind", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_on_loopback_none_is(bind: str) -> None:
-    assert settings.read_token(Config(bind=bind), {}) is None
+    assert settings.make_token(Config(bind=bind)) is None
 
 
 def test_a_token_file_is_read_and_a_weak_or_missing_one_refused(tmp_path: Path) -> None:

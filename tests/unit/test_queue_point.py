@@ -170,6 +170,25 @@ def test_a_queue_may_drop_the_oldest_instead(tmp_path: Path) -> None:
     in_a_world(tmp_path, scenario)
 
 
+def test_a_batch_larger_than_the_queue_passes_through_it(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        latest = {"filter": "*", "messages_max": 3, "policy": "drop-oldest", "physical_queues": 1}
+        await world.queues.define("last", latest)
+        world.publish(*({"a": value} for value in range(10)))
+        await world.wait_acknowledged()
+        assert [each[0]["a"] for each in await world.take("last")] == [7, 8, 9]
+        await world.queues.drop("last")
+        await world.queues.define("small", {"filter": "*", "messages_max": 3, "physical_queues": 1})
+        world.publish(*({"a": value} for value in range(10)))
+        taken = []
+        while len(taken) < 10:
+            taken += [each[0]["a"] for each in await world.take("small", wait_s=1.0)]
+        await world.wait_acknowledged()
+        assert taken == list(range(10))
+
+    in_a_world(tmp_path, scenario)
+
+
 def test_a_batch_that_comes_again_after_a_restart_is_kept_once(tmp_path: Path) -> None:
     async def first(world: World) -> None:
         await world.queues.define("q", {"filter": "*"})

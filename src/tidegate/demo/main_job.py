@@ -33,8 +33,16 @@ STEPS_PER_S: Final = 6
 QUEUE: Final = "air"
 READINGS: Final = "station^=28;!alert"
 ALERTS: Final = "alert"
+# What the page shows of the time before it was opened: by the filters that it listens with, the latest of each.
+REMEMBERED: Final = {
+    "recent-readings": {"filter": "station;longitude;latitude", "messages_max": 7 * 24 * len(STATIONS)},
+    "recent-alerts": {"filter": ALERTS, "messages_max": 50},
+    "recent-batches": {"filter": "pipeline;query;batch", "messages_max": 300},
+}
+LATEST: Final = {"policy": "drop-oldest", "durability": "memory", "physical_queues": 1}
 HISTORY: Final = "history"
 PICTURE: Final = "history.png"
+PIPELINE_LOG: Final = "pipeline.log"
 SPARK_EVERY: Final = "2 seconds"
 LOOK_S: Final = 0.5
 # How long nothing may come to any end, after the last reading, before the counts are taken as they are. Spark's first
@@ -48,6 +56,8 @@ class Options:
     seed: int
     out: Path
     is_headless: bool
+    # 0 for any free one.
+    http_port: int
     # None for until Ctrl-C.
     seconds: float | None
 
@@ -58,9 +68,11 @@ async def run_demo(options: Options) -> int:
     counts = Counts()
     stopping = asyncio.Event()
     with _interrupts(stopping):
-        flags = ("--ssap-port", "0", "--mirror", MIRROR)
+        flags = ("--ssap-port", "0", "--mirror", MIRROR, "--http-port", str(options.http_port))
         async with broker_process(*flags) as process, connect(process.address, name="demo") as broker:
             await broker.queue(QUEUE).create(filter=READINGS)
+            for name, settings in REMEMBERED.items():
+                await broker.queue(name).create(**settings, **LATEST)
             if not options.is_headless:
                 _tell(options, process.http)
             async with _pipeline(process.address, options.out) as pipeline:
@@ -207,7 +219,7 @@ class Pipeline:
 
 @contextlib.asynccontextmanager
 async def _pipeline(address: str, out: Path) -> AsyncIterator[Pipeline]:
-    history, log = out / HISTORY, out / "pipeline.log"
+    history, log = out / HISTORY, out / PIPELINE_LOG
     # The readings of the model are of another time than now.
     flags = ("--queue", QUEUE, "--out", str(history), "--ahead", "any", "--every", SPARK_EVERY, "--address", address)
     with log.open("wb") as errors:
@@ -231,6 +243,8 @@ def _interrupts(stopping: asyncio.Event) -> Iterator[None]:
 
     def stop() -> None:
         loop.remove_signal_handler(signal.SIGINT)
+        _clear_line()
+        note("no more readings; waiting until Spark has processed what is queued (Ctrl-C again ends at once)")
         stopping.set()
 
     loop.add_signal_handler(signal.SIGINT, stop)
@@ -242,7 +256,8 @@ def _interrupts(stopping: asyncio.Event) -> Iterator[None]:
 
 def _tell(options: Options, http: str) -> None:
     ends = "Ctrl-C ends it" if options.seconds is None else f"it ends after {options.seconds:g} s"
-    print(f"look at {http}/   ({len(STATIONS)} stations, seed {options.seed}; {ends})", flush=True)
+    print(f"look at {http}/   ({len(STATIONS)} stations, seed {options.seed}; {ends})")
+    print(f"Spark begins in a minute or less; it logs to {options.out / PIPELINE_LOG}", flush=True)
 
 
 def _conclude(counts: Counts, options: Options) -> int:

@@ -110,13 +110,17 @@ class QueueFeeder(Slice):
 
     async def _enqueue(self, queue: str, messages: list[NewMessage]) -> None:
         wait_s = RETRY_FIRST_S
-        while True:
+        while messages:
             try:
                 if queue in self._followed_until_s and await self._is_put_by_others(queue, messages):
                     return
-                make_room = self._queues.definition(queue).settings.policy == "drop-oldest"
-                await self._queues.enqueue(queue, messages, make_room=make_room)
-                return
+                settings = self._queues.definition(queue).settings
+                # As many as an empty queue takes, wherever they go in it: more would wait for ever.
+                fitting = max(1, settings.messages_max // settings.physical_queues)
+                make_room = settings.policy == "drop-oldest"
+                await self._queues.enqueue(queue, messages[:fitting], make_room=make_room)
+                messages, wait_s = messages[fitting:], RETRY_FIRST_S
+                continue
             except NoSuchQueue:
                 return  # dropped meanwhile, with everything in it
             except TidegateError as error:

@@ -47,6 +47,7 @@ from tidegate.listeners.openapi import openapi_document
 from tidegate.metrics import exposition
 from tidegate.queues import LogicalQueues
 from tidegate.queues.statistics import QueueStatistics
+from tidegate.rates import RecentRates
 
 BACKLOG: Final = 1024
 POLL_S: Final = 0.01
@@ -71,9 +72,11 @@ class HttpListener:
         status: Callable[[], dict[str, Any]],
         registry: CollectorRegistry,
         scale: Scale,
+        rates: RecentRates,
     ) -> None:
         self._host = host
         self._scale = scale
+        self._rates = rates
         self._config = config
         self._status = status
         self._registry = registry
@@ -165,6 +168,7 @@ class HttpListener:
             *HttpQueues(self._queues, self._config).routes(),
             Route("/v1/why", self._why, methods=["POST"]),
             Route("/v1/layers", self._layers),
+            Route("/v1/rates", self._recent_rates),
             *HttpScale(self._scale, self._config).routes(),
             *HttpPage().routes(),
             Route("/healthz", self._healthy),
@@ -187,6 +191,9 @@ class HttpListener:
 
     async def _layers(self, request: Request) -> Response:
         return json_response(self._status())
+
+    async def _recent_rates(self, request: Request) -> Response:
+        return json_response({"rates": [rate._asdict() for rate in self._rates.recent]})
 
     async def _healthy(self, request: Request) -> Response:
         return json_response({"status": "up"})

@@ -42,6 +42,7 @@ def openapi_document(config: Config) -> dict[str, Any]:
             **queue_paths(),
             **(knowledge_paths() if config.ssap_port >= 0 else {}),
             "/v1/layers": {"get": get_operation("Who serves what, in which epoch, with what load", {"type": "object"})},
+            "/v1/rates": {"get": get_operation("What came and went a second, in the last minutes", _rates())},
             "/v1/scale": {"post": _scale()},
             "/healthz": {"get": get_operation("The process is up", _status())},
             "/readyz": {"get": get_operation("The broker takes notifications", _status(), 503)},
@@ -102,6 +103,12 @@ def _why() -> dict[str, Any]:
         "responses": {"200": answer("The explanation", {"$ref": "#/components/schemas/Explanation"})}
         | refusals(400, 401, 403, 413),
     }
+
+
+def _rates() -> dict[str, Any]:
+    number = {"type": "number"}
+    rate = object_of({"at": number, "accepted": number, "delivered": number})
+    return object_of({"rates": {"type": "array", "items": rate}})
 
 
 def _scale() -> dict[str, Any]:

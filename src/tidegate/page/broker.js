@@ -1,10 +1,12 @@
 // The only way of the parts to the broker: calls, and streams that come back after a break. Where the broker wants a
-// token the page asks for it once and keeps it as long as its tab lives. Streams are read with fetch and not with
-// EventSource, which cannot show a token.
+// token the page takes it from its own address, or asks for it once, and keeps it as long as its tab lives. Streams are
+// read with fetch and not with EventSource, which cannot show a token.
 
 const TOKEN = "tidegate-token";
+const UNTOLD = "press “Give the token” above; tidegate serve has printed it, or its operator has chosen one";
 const RETRY_MS = [500, 1000, 2000, 5000];
 const STATUS_MS = 1000;
+const READ_MAX = 1000;
 
 export class BrokerError extends Error {
   constructor(status, error) {
@@ -20,6 +22,18 @@ let isDeclined = false;
 /** `ask` is an async function that gets a token from the person at the page. */
 export function onTokenWanted(ask) {
   askForToken = ask;
+}
+
+/**
+ * Keeps the token of an address such as /#token=…, as `tidegate serve` prints it, and takes it out of sight and of the
+ * browser's history. The fragment of an address never goes over the network. Whether there was one.
+ */
+export function takeTokenFromAddress() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (given === null) return false;
+  sessionStorage.setItem(TOKEN, given.trim());
+  history.replaceState(null, "", location.pathname);
+  return true;
 }
 
 /** What a WebSocket offers: it can set no header, so its token is a subprotocol, in base64url. See listeners/gate.py. */
@@ -66,7 +80,35 @@ export async function stream(filter, signal, on) {
   }
 }
 
-/** Calls `listener(now, before)` with /v1/layers about once a second while the page is looked at; null: no answer. */
+/**
+ * As `stream`, after what was published before, if a queue remembers it: one that this very filter fills, that drops its
+ * oldest, and keeps the order, having one physical queue. Then `at` of a delivery is when it was queued, in ms.
+ */
+export async function streamWithPast(filter, signal, on) {
+  for (const { body, enqueued_at } of await lookBack(filter).catch(() => [])) {
+    on.delivery({ notification: body, at: enqueued_at * 1000 });
+  }
+  return stream(filter, signal, on);
+}
+
+async function lookBack(filter) {
+  const { queues } = await get("/v1/queues");
+  const isMemory = (queue) => queue.filter === filter && queue.policy === "drop-oldest" && queue.physical_queues === 1;
+  const memory = queues.find(isMemory);
+  const remembered = [];
+  for (let [next, isMore] = [0, memory !== undefined]; isMore; ) {
+    const part = await get(`/v1/queues/${memory.name}/physical/0/messages?from=${next}&max=${READ_MAX}`);
+    remembered.push(...part.messages);
+    next = part.next;
+    isMore = part.messages.length === READ_MAX;
+  }
+  return remembered;
+}
+
+/**
+ * Calls `listener(now, before, error)` with /v1/layers about once a second while the page is looked at. Without an
+ * answer `now` is null and `error` says why.
+ */
 export function watchStatus(listener) {
   watchers.push(listener);
   if (watchers.length === 1) lookAtStatus();
@@ -77,10 +119,11 @@ let seen = null;
 
 async function lookAtStatus() {
   if (!document.hidden) {
-    const now = await get("/v1/layers").catch(() => null);
+    let error = null;
+    const now = await get("/v1/layers").catch((reason) => ((error = reason), null));
     const before = seen && now && seen.broker === now.broker ? seen : null;
     seen = now;
-    for (const watcher of watchers) watcher(now, before);
+    for (const watcher of watchers) watcher(now, before, error);
   }
   setTimeout(lookAtStatus, STATUS_MS);
 }
@@ -102,7 +145,7 @@ async function request(path, options) {
     if (!isDeclined) asking ??= askForToken(error).finally(() => (asking = null));
     const given = await asking;
     isDeclined = !given;
-    if (isDeclined) throw new BrokerError(401, error);
+    if (isDeclined) throw new BrokerError(401, { ...error, remedy: UNTOLD });
     sessionStorage.setItem(TOKEN, given);
   }
   return request(path, options);

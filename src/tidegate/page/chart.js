@@ -14,17 +14,19 @@ export function drawChart(place, series, { label, bounds = [], formatTime = cloc
   const { clientWidth: width, clientHeight: height } = place;
   const lines = series.map((line) => line.filter((point) => Number.isFinite(point.value)));
   const points = lines.flat();
+  const [from, to] = extent(points.map((point) => point.at));
   if (width === 0) return;
   const svg = makeSvg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}` });
-  if (points.length > 1) drawInto(svg, lines, points, { width, height, bounds, formatTime });
+  if (from < to) drawInto(svg, lines, points, { from, to, width, height, bounds, formatTime });
+  else svg.append(makeSvg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "A line needs two values; wait for them."));
   place.replaceChildren(svg);
 }
 
-function drawInto(svg, lines, points, { width, height, bounds, formatTime }) {
-  const [from, to] = extent(points.map((point) => point.at));
-  const step = roundStep(Math.max(...points.map((point) => point.value), 1e-9) / TICKS);
-  const top = step * Math.ceil(Math.max(...points.map((point) => point.value), step) / step);
-  const x = (at) => MARGIN.left + ((at - from) / (to - from || 1)) * (width - MARGIN.left - MARGIN.right);
+function drawInto(svg, lines, points, { from, to, width, height, bounds, formatTime }) {
+  const highest = Math.max(...points.map((point) => point.value), 0) || TICKS;
+  const step = roundStep(highest / TICKS);
+  const top = step * Math.ceil(highest / step);
+  const x = (at) => MARGIN.left + ((at - from) / (to - from)) * (width - MARGIN.left - MARGIN.right);
   const y = (value) => height - MARGIN.bottom - Math.max(0, value / top) * (height - MARGIN.top - MARGIN.bottom);
   for (let value = 0; value <= top + step / 2; value += step) {
     svg.append(

@@ -1,6 +1,6 @@
 // Puts the parts together: which one is shown, whether the broker answers, and the question for a token.
 
-import { onTokenWanted, watchStatus } from "./broker.js";
+import { onTokenWanted, takeTokenFromAddress, watchStatus } from "./broker.js";
 import { byId, formatNumber } from "./elements.js";
 import * as knowledge from "./knowledge.js";
 import * as map from "./map.js";
@@ -32,19 +32,20 @@ function showPart() {
   PARTS[name].show();
 }
 
-function showState(now, before) {
+function showState(now, before, error) {
   byId("state-dot").className = now ? "dot live" : "dot broken";
-  const said = now ? "the broker answers" : "the broker does not answer";
+  const isRefused = error?.status === 401;
+  const said = now ? "the broker answers" : isRefused ? "the broker wants a token" : "the broker does not answer";
   // Not the rate: whoever has the page read to them would hear of nothing else.
   if (byId("state-said").textContent !== said) byId("state-said").textContent = said;
   const rate = before && (now.load.connection_point.accepted - before.load.connection_point.accepted) / (now.uptime_s - before.uptime_s);
-  byId("state-text").textContent = !now ? "no answer" : before ? `${formatNumber(Math.round(rate))} notifications/s` : "connected";
+  byId("state-text").textContent = isRefused ? "token wanted" : !now ? "no answer" : before ? `${formatNumber(Math.round(rate))} notifications/s` : "connected";
 }
 
 /** Resolves with what was typed, or with nothing. */
 function askForToken(error) {
   const dialog = byId("token-dialog");
-  byId("token-reason").textContent = `${error.message}; ${error.remedy}`;
+  byId("token-title").textContent = error.code === "A502" ? "The token is wrong" : "This broker wants a token";
   byId("token-input").value = "";
   dialog.showModal();
   return new Promise((done) => {
@@ -61,9 +62,11 @@ function askForToken(error) {
   });
 }
 
+takeTokenFromAddress();
 onTokenWanted(askForToken);
 byId("give-token").addEventListener("click", () => location.reload());
 await Promise.all(Object.values(PARTS).map((part) => part.start()));
 watchStatus(showState);
-window.addEventListener("hashchange", showPart);
+// An address with a token, pasted into a tab that is open: the streams that were refused begin anew.
+window.addEventListener("hashchange", () => (takeTokenFromAddress() ? location.reload() : showPart()));
 showPart();

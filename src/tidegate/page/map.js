@@ -2,7 +2,7 @@
 // readings and the recent course of one of them. Stations that are not of the region appear when they publish where
 // they are.
 
-import { stream } from "./broker.js";
+import { streamWithPast } from "./broker.js";
 import { drawChart } from "./chart.js";
 import { byId, formatNumber, make, makeSvg } from "./elements.js";
 
@@ -43,7 +43,7 @@ export async function start() {
   const forever = new AbortController().signal;
   const live = new Set();
   const listen = (filter, act) =>
-    stream(filter, forever, {
+    streamWithPast(filter, forever, {
       delivery: ({ notification }) => notification && act(notification),
       state: (state) => {
         if (state === "live") live.add(filter);
@@ -171,6 +171,10 @@ function drawSoon() {
   });
 }
 
+function unitOf(pollutant) {
+  return UNITS[pollutant] ?? "µg/m³";
+}
+
 function drawStation() {
   const station = stations.get(chosen);
   if (byId("pollutant").options.length < station.course.size) fillPollutants();
@@ -179,7 +183,7 @@ function drawStation() {
   byId("latest").replaceChildren(
     ...names.map((name) => {
       const value = station.latest?.[name];
-      const unit = make("small", {}, ` ${UNITS[name] ?? "µg/m³"}`);
+      const unit = make("small", {}, ` ${unitOf(name)}`);
       return make("div", {}, make("dt", {}, name), make("dd", {}, Number.isFinite(value) ? formatNumber(value) : "–", unit));
     }),
   );
@@ -191,8 +195,8 @@ function drawStation() {
   });
   byId("history-note").textContent =
     points.length > 1
-      ? `${pollutant}, ${points.length} readings since this page was opened${region.bands[pollutant] ? "; dashed: bounds of the index" : ""}`
-      : "Nothing was published for it since this page was opened.";
+      ? `${pollutant} in ${unitOf(pollutant)}, the last ${points.length} readings${region.bands[pollutant] ? "; dashed: bounds of the index" : ""}`
+      : "No reading of it yet.";
 }
 
 function drawMap() {

@@ -1,10 +1,12 @@
 // Path: the layers that a notification passes, what each does now, and how many slices it has.
 
-import { post, watchStatus } from "./broker.js";
+import { get, post, watchStatus } from "./broker.js";
 import { drawChart } from "./chart.js";
 import { byId, formatAge, formatNumber, make, makeError } from "./elements.js";
 
-const LOOKS_MAX = 180;
+// As many as the broker remembers, one a second.
+const LOOKS_MAX = 600;
+const GAP_S = 5;
 const LAYERS = [
   { key: "connection_points", load: "connection_point", title: "Connection Point", work: "Sessions, publishers and limits; outboxes of subscribers.", counts: "accepted" },
   { key: "access_points", load: "access_point", title: "Access Point", work: "Numbers each batch and keeps it until it has arrived.", counts: "notifications" },
@@ -24,8 +26,8 @@ const LEVELS = [
   ["duplicates", "sent again"],
 ];
 
-const accepted = [];
-const delivered = [];
+let accepted = [];
+let delivered = [];
 let seen = null; // { now, rate }
 let isScaling = false;
 
@@ -40,13 +42,22 @@ export function show() {
 
 function look(now, before) {
   const rate = rates(now, before);
-  if (before !== null) {
+  if (before === null || now.uptime_s - before.uptime_s > GAP_S) {
+    lookBack().catch(() => {});
+  } else {
     accepted.push({ at: Date.now(), value: rate("connection_point", "accepted") });
     delivered.push({ at: Date.now(), value: rate("connection_point", "delivered") });
     if (accepted.length > LOOKS_MAX) [accepted, delivered].forEach((line) => line.shift());
   }
   seen = { now, rate };
   show();
+}
+
+/** What the broker remembers: when the page is opened, or has not looked for a while. */
+async function lookBack() {
+  const { rates } = await get("/v1/rates");
+  const line = (name) => rates.map((rate) => ({ at: rate.at * 1000, value: rate[name] }));
+  [accepted, delivered] = [line("accepted"), line("delivered")];
 }
 
 function draw(now, rate) {
@@ -94,7 +105,7 @@ function makeLayer({ key, load, title, work, counts }, now, rate) {
 
 function facts(layer, now, a_second) {
   const load = now.load[layer] ?? {};
-  const shown = [["a second", a_second]];
+  const shown = [["notifications/s", a_second]];
   if (layer === "connection_point") shown.push(["outboxes hold", load.outbox_notifications]);
   if (layer === "access_point") shown.push(["under way", load.unacknowledged_batches]);
   if (layer === "matcher") shown.push(["filters", load.filters]);

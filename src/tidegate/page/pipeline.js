@@ -1,9 +1,9 @@
 // Pipeline: what jobs on Spark tell of themselves. They publish it as notifications, so the broker knows nothing of
 // Spark, and anybody can subscribe to the same.
 
-import { stream } from "./broker.js";
+import { streamWithPast } from "./broker.js";
 import { drawChart } from "./chart.js";
-import { byId, formatNumber, make } from "./elements.js";
+import { byId, formatAge, formatNumber, make } from "./elements.js";
 
 const POINTS_MAX = 300;
 const JOBS_MAX = 20;
@@ -11,8 +11,8 @@ const JOBS_MAX = 20;
 const jobs = new Map(); // job and query -> { notification, rates, lags, panel }
 
 export async function start() {
-  stream("pipeline;query;batch", new AbortController().signal, {
-    delivery: ({ notification }) => notification && take(notification),
+  streamWithPast("pipeline;query;batch", new AbortController().signal, {
+    delivery: ({ notification, at = Date.now() }) => notification && take(notification, at),
   });
 }
 
@@ -20,7 +20,7 @@ export function show() {
   for (const job of jobs.values()) draw(job);
 }
 
-function take(notification) {
+function take(notification, at) {
   const name = `${notification.pipeline} · ${notification.query}`;
   if (!jobs.has(name)) {
     if (jobs.size >= JOBS_MAX) return;
@@ -38,8 +38,8 @@ function take(notification) {
   }
   const job = jobs.get(name);
   job.notification = notification;
-  job.rates.push({ at: Date.now(), value: notification.rows_s });
-  job.lags.push({ at: Date.now(), value: notification.behind });
+  job.rates.push({ at, value: notification.rows_s });
+  job.lags.push({ at, value: notification.behind });
   if (job.rates.length > POINTS_MAX) [job.rates, job.lags].forEach((line) => line.shift());
   draw(job);
 }
@@ -51,7 +51,7 @@ function draw({ notification, rates, lags, panel }) {
     ["rows in it", notification.rows],
     ["rows a second", notification.rows_s],
     ["rows behind", notification.behind],
-    ["it took", `${formatNumber(notification.batch_ms)} ms`],
+    ["it took", formatAge(notification.batch_ms / 1000)],
   ];
   panel.querySelector("dl").replaceChildren(
     ...facts.map(([title, value]) =>
