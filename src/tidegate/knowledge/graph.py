@@ -165,6 +165,21 @@ class Graph:
         new = _as_stored({_new_quad(triple, named) for triple in inserted})
         return self._commit(gone - new, new, named)
 
+    def insert_together(self, inserts: Iterable[Iterable[NewTriple]]) -> list[Delta]:
+        """Several inserts as one transaction of the store, which costs little more than one of them; the delta of each,
+        as if they had come one after another. When one of them is refused, none is made."""
+        added: set[ox.Quad] = set()
+        deltas = []
+        for inserted in inserts:
+            named: dict[str, Uri] = {}
+            new = _as_stored({_new_quad(triple, named) for triple in inserted})
+            new = {quad for quad in new if quad not in added and quad not in self._store}
+            added |= new
+            deltas.append(_delta(new, (), named))
+        self._know_kinds(deltas)
+        self._store.extend(added)
+        return deltas
+
     def apply(self, delta: Delta) -> Delta:
         """Makes what another graph has become: what is so already is left so."""
         gone, new = ({_new_quad(triple, {}) for triple in triples} for triples in (delta.removed, delta.added))
@@ -248,8 +263,7 @@ class Graph:
         removed = [quad for quad in gone if quad in store]
         added = [quad for quad in new if quad not in store]
         delta = _delta(added, removed, named)
-        literals = (triple.object for triple in delta.added if isinstance(triple.object, Literal))
-        self._kinds.add({(literal.datatype, literal.language) for literal in literals})
+        self._know_kinds([delta])
         if removed and added:
             store.update(f"DELETE DATA {{{_data(removed)}}};INSERT DATA {{{_data(added)}}}")
         elif removed:
@@ -259,6 +273,10 @@ class Graph:
         elif added:
             store.extend(added)
         return delta
+
+    def _know_kinds(self, deltas: Iterable[Delta]) -> None:
+        added = (triple.object for delta in deltas for triple in delta.added)
+        self._kinds.add({(found.datatype, found.language) for found in added if isinstance(found, Literal)})
 
     def _foresee(self, operations: list[sparql.Operation] | None) -> tuple[set[ox.Quad], set[ox.Quad]] | None:
         """What an update removes and inserts; None when an operation sees what one before it has changed."""
@@ -420,13 +438,11 @@ def _name(term: Uri | Blank, named: dict[str, Uri]) -> ox.NamedNode:
 
 
 def _new_quad(triple: NewTriple | Triple, named: dict[str, Uri]) -> ox.Quad:
-    found = triple.object
-    return ox.Quad(
-        _name(triple.subject, named),
-        _node(triple.predicate.text),
-        _literal(found.text, found.datatype, found.language) if isinstance(found, Literal) else _name(found, named),
-        _node(triple.graph) if isinstance(triple, Triple) and triple.graph else _DEFAULT_GRAPH,
-    )
+    subject, predicate, found = _name(triple[0], named), _node(triple[1].text), triple[2]
+    term = _literal(found.text, found.datatype, found.language) if isinstance(found, Literal) else _name(found, named)
+    if isinstance(triple, Triple) and triple.graph:
+        return ox.Quad(subject, predicate, term, _node(triple.graph))
+    return ox.Quad(subject, predicate, term)  # to name the default graph would cost as much again
 
 
 # From the store to clients.
@@ -467,11 +483,11 @@ def _read_triple(triple: ox.Triple | ox.Quad, text: Callable[[str], str] = text_
 
 
 def _stored_triple(quad: ox.Quad, text: Callable[[str], str] = text_of) -> Triple:
-    subject, predicate, found = _read_triple(quad, text)
-    assert isinstance(subject, Uri), "blank nodes are named before they are stored"
+    subject, found, graph = quad.subject, _read_term(quad.object, text), quad.graph_name
+    assert isinstance(subject, ox.NamedNode), "blank nodes are named before they are stored"
     assert not isinstance(found, Blank), "blank nodes are named before they are stored"
-    graph = quad.graph_name
-    return Triple(subject, predicate, found, text(graph.value) if isinstance(graph, ox.NamedNode) else "")
+    in_graph = text(graph.value) if isinstance(graph, ox.NamedNode) else ""
+    return Triple(Uri(text(subject.value)), Uri(text(quad.predicate.value)), found, in_graph)
 
 
 def _delta(added: Iterable[ox.Quad], removed: Iterable[ox.Quad], named: dict[str, Uri]) -> Delta:
