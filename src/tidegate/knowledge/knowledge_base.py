@@ -32,7 +32,7 @@ from tidegate.knowledge import sparql
 from tidegate.knowledge.graph import Delta, Graph, NewTriple
 from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
 from tidegate.knowledge.question import Question, Result, SparqlQuery
-from tidegate.knowledge.request_pool import Lane, Load, PoolRequest, PoolSettings, RequestPool
+from tidegate.knowledge.request_pool import Lane, Load, PoolRequest, PoolSettings, PoolStatistics, RequestPool
 from tidegate.knowledge.sparql_workers import SparqlLimits, SparqlWorkers
 from tidegate.knowledge.terms import Mask, Triple
 
@@ -178,6 +178,9 @@ class KnowledgeBase:
                 del self._detached_s[subscription_id]
                 with contextlib.suppress(KnowledgeError):  # its question could be answered no more
                     self.queries.unsubscribe(subscription_id)
+
+    def pool_statistics(self) -> PoolStatistics:
+        return self.pool.statistics(self._now_s())
 
     def _check_changes(self) -> None:
         if self._check_room is None:
@@ -360,13 +363,13 @@ class KnowledgeBase:
             self._publish(delta)
         began_s = self._now_s()
         concern = self.queries.on_change(delta)
-        self._tell(concern.told)
+        self._tell(concern.told, Lane.QUERIES)
         if not concern.to_ask:
             self.pool.on_notified(self._now_s() - began_s, began_s)
             return delta
 
         def on_answer(question: SparqlQuery, answer: Result | TidegateError) -> Any:
-            self._tell(self.queries.on_answer(question, answer))
+            self._tell(self.queries.on_answer(question, answer), Lane.SPARQL)
             if self.queries.is_awaiting:
                 return _LATER
             self.pool.on_notified(self._now_s() - began_s, began_s)
@@ -376,8 +379,8 @@ class KnowledgeBase:
             self.workers.ask_open(question.text, self._then(ticket, partial(on_answer, question)))
         return _LATER
 
-    def _tell(self, told: list[str]) -> None:
-        self.spread_s = self.pool.spread_s(len(told))
+    def _tell(self, told: list[str], fetched_in: Lane) -> None:
+        self.spread_s = self.pool.spread_s(len(told), fetched_in)
         for subscription_id in told:
             on_news = self._on_news.get(subscription_id)
             try:

@@ -39,7 +39,7 @@ WILDCARDS: Final = frozenset({"http://www.nokia.com/NRC/M3/sib#any", "sib:any"})
 
 _CHANGES: Final = {"INSERT": ("insert_graph",), "REMOVE": ("remove_graph",), "UPDATE": ("remove_graph", "insert_graph")}
 _NOT_AS_IT_IS: Final = re.compile("[^\t\n\x20-%'-;=?-~]")
-_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAMESPACE: Final = "http://www.w3.org/2005/sparql-results#"
 _CONNECTION: Final = b"<connection>"
 _DECLARATION: Final = b"<?xml"
@@ -68,6 +68,7 @@ _STATUS_OF_CODE: Final = {
     "K111": Status.BAD_SYNTAX,
     "K112": Status.OUT_OF_RESOURCES,
     "K113": Status.INCOMPLETE,
+    "K128": Status.OUT_OF_RESOURCES,
     "K140": Status.OUT_OF_RESOURCES,
     "K141": Status.OUT_OF_RESOURCES,
     "K142": Status.OUT_OF_RESOURCES,
@@ -483,7 +484,7 @@ def write_text(text: str) -> str:
     """Text in ASCII that every XML parser reads as it was. What XML cannot hold becomes the replacement character."""
     if _NOT_AS_IT_IS.search(text) is None:
         return text
-    text = _NOT_IN_XML.sub("\ufffd", text)
+    text = NOT_IN_XML.sub("\ufffd", text)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
     return text if text.isascii() else text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 

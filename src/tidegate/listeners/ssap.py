@@ -23,7 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
-from tidegate.errors import KnowledgeError, NotAllowed, TidegateError
+from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, TidegateError
 from tidegate.knowledge import ssap
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.knowledge_base import (
@@ -333,7 +333,10 @@ class SsapConnection(asyncio.Protocol):
             self._write(ssap.confirm(envelope, Status.SUCCESS, write(answer) | _told(load)))
 
     def _refuse(self, envelope: Envelope, error: TidegateError) -> None:
-        self._write(ssap.confirm(envelope, ssap.status_of(error), {"error": ssap.write_text(str(error))}))
+        parameters = {"error": ssap.write_text(str(error))}
+        if isinstance(error, Overloaded):
+            parameters["retry_after_s"] = f"{error.retry_after_s:.6f}"
+        self._write(ssap.confirm(envelope, ssap.status_of(error), parameters))
 
     def _leave(self, request: ssap.Leave) -> None:
         self._write(ssap.confirm(request.envelope, Status.SUCCESS))
