@@ -30,6 +30,7 @@ FORMATS: Final = {
     "tsv": "text/tab-separated-values",
     "turtle": "text/turtle",
     "ntriples": "application/n-triples",
+    "rdfxml": "application/rdf+xml",
 }
 # The last is for CONSTRUCT and DESCRIBE, which are no table.
 TABLE: Final = f"{FORMATS['json']}, {FORMATS['turtle']};q=0.9"
@@ -38,6 +39,8 @@ DOCUMENTS: Final = {
     ".trig": "application/trig",
     ".nt": "application/n-triples",
     ".nq": "application/n-quads",
+    ".rdf": "application/rdf+xml",
+    ".owl": "application/rdf+xml",
 }
 # Formats of one triple a line, whose files may be longer than a request.
 LINES: Final = (".nt", ".nq")
@@ -54,25 +57,37 @@ def add_query(commands: Any) -> None:
         "Ask the knowledge base, in SPARQL.",
         "tidegate query 'SELECT ?room ?t { ?room <temperature> ?t }'\n"
         "tidegate query 'SELECT ?room ?t { ?room <temperature> ?t }' --follow\n"
+        "tidegate query 'SELECT ?t { ?room <temperature> ?t }' --follow --name rooms   # then --follow --name rooms\n"
+        "tidegate query --list\n"
+        "tidegate query --drop rooms\n"
         "tidegate query 'CONSTRUCT { ?s ?p ?o } { ?s ?p ?o }' --format ntriples > facts.nt\n"
         "docs/knowledge.md explains the knowledge base.",
     )
-    parser.add_argument("text", metavar="SPARQL", help="SELECT, ASK, CONSTRUCT or DESCRIBE")
+    parser.add_argument("text", nargs="?", default="", metavar="SPARQL", help="SELECT, ASK, CONSTRUCT or DESCRIBE")
     parser.add_argument(
         "--format",
         choices=("table", *FORMATS),
         help="how it is written (default: a table on a terminal, json or turtle in a pipe)",
     )
     parser.add_argument("--follow", action="store_true", help="then show what changes in the result, until Ctrl-C")
+    parser.add_argument("--name", default="", help="with --follow: under which the broker keeps the query, or has it")
+    parser.add_argument("--list", action="store_true", help="show the queries that are kept under names")
+    parser.add_argument("--drop", metavar="NAME", help="end the query that is kept under this name")
     _add_http_options(parser)
 
 
 def _query(options: argparse.Namespace) -> int:
+    _check_query(options)
     knowledge = _knowledge(options)
+    if options.list:
+        for kept in knowledge.named():
+            terminal.print_json(kept)
+        return 0
+    if options.drop is not None:
+        knowledge.drop(options.drop)
+        return 0
     if options.follow:
-        if options.format is not None:
-            raise ConfigError("C417", "--follow has a format of its own", "leave --format out")
-        _follow(knowledge, options.text)
+        _follow(knowledge, options.text, options.name)
     wanted = options.format or ("table" if terminal.is_for_people() else None)
     result = knowledge.query(options.text, TABLE if wanted in (None, "table") else FORMATS[wanted])
     if wanted == "table" and result.media_type == FORMATS["json"]:
@@ -82,8 +97,18 @@ def _query(options: argparse.Namespace) -> int:
     return 0
 
 
-def _follow(knowledge: Knowledge, text: str) -> NoReturn:
-    messages = knowledge.follow(text)
+def _check_query(options: argparse.Namespace) -> None:
+    wanted = [options.text or options.name, options.list, options.drop is not None]
+    if sum(map(bool, wanted)) != 1:
+        raise ConfigError("C417", "there is not one thing to do", "give a query in SPARQL, or --list, or --drop NAME")
+    if options.name and not options.follow:
+        raise ConfigError("C417", "--name is for queries that stay open", "add --follow")
+    if options.follow and options.format is not None:
+        raise ConfigError("C417", "--follow has a format of its own", "leave --format out")
+
+
+def _follow(knowledge: Knowledge, text: str, name: str) -> NoReturn:
+    messages = knowledge.follow(text, name)
     terminal.show_change_of_result(next(messages))
     terminal.note("following what changes; Ctrl-C ends it")
     while True:

@@ -48,6 +48,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class KnowledgeStatistics(msgspec.Struct, frozen=True):
     triples: int
     connections: int
+    spread_s: float  # of the last change
     queries: PersistentQueriesStatistics
     pool: PoolStatistics
 
@@ -141,8 +142,9 @@ class SemanticBroker:
         return KnowledgeStatistics(
             triples=len(knowledge.graph),
             connections=len(self._listener.connections),
+            spread_s=knowledge.spread_s,
             queries=knowledge.queries.statistics(),
-            pool=knowledge.pool.statistics(),
+            pool=knowledge.pool_statistics(),
         )
 
     def status(self) -> dict[str, Any]:

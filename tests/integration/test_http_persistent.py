@@ -212,6 +212,8 @@ def test_a_name_outlives_the_connection_and_the_broker() -> None:
             follower = Follower(first)
             update(client, "INSERT DATA { <s> <p> 1 }")
             follower.follow(subscriber.receive())
+            kept = {"name": "dashboard", "query": query}
+            assert client.get("/v1/persistent/named").json() == {"queries": [kept | {"is_followed": True}]}
             subscriber.close()
         for number in (2, 3):
             update(client, f"INSERT DATA {{ <s> <p> {number} }}")
@@ -234,6 +236,7 @@ def test_a_name_outlives_the_connection_and_the_broker() -> None:
             assert follower.rows == result(client, query)
             assert client.delete("/v1/persistent", params={"name": "dashboard"}).status_code == 204
             assert [message["error"]["code"] for message in subscriber] == ["K127"]
+        assert client.get("/v1/persistent/named").json() == {"queries": []}
         assert code_of(client.delete("/v1/persistent", params={"name": "dashboard"})) == (404, "K127")
         assert code_of(client.get("/v1/persistent", params=again)) == (404, "K127")
 

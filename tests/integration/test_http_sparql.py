@@ -193,6 +193,26 @@ def test_a_document_is_one_change(client: httpx.Client) -> None:
         assert float(answer.headers["tidegate-interval-s"]) > 0
 
 
+def test_rdf_xml_comes_in_and_goes_out(client: httpx.Client) -> None:
+    document = (
+        '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:e="http://xml/">'
+        '<rdf:Description rdf:about="http://xml/s"><e:p>gr\u00fcn &amp; blau</e:p><e:q rdf:nodeID="b"/>'
+        "</rdf:Description></rdf:RDF>"
+    )
+    kind = {"Content-Type": "application/rdf+xml"}
+    answer = client.post("/v1/graph", content=document.encode(), headers=kind)
+    assert (answer.status_code, answer.json()["added"]) == (200, 2), answer.text
+    wanted = {"query": "CONSTRUCT { <http://xml/s> ?p ?o } { <http://xml/s> ?p ?o }"}
+    written = client.get("/v1/sparql", params=wanted, headers={"Accept": "application/rdf+xml"})
+    assert written.headers["Content-Type"] == "application/rdf+xml"
+    turtle = client.get("/v1/sparql", params=wanted, headers={"Accept": "text/turtle"})
+    read = set(ox.parse(written.content, ox.RdfFormat.RDF_XML))
+    assert len(read) == 2
+    assert read == set(ox.parse(turtle.content, ox.RdfFormat.TURTLE))
+    for body in (b"<rdf:RDF", b"\xff"):
+        assert client.post("/v1/graph", content=body, headers=kind).status_code == 400
+
+
 def test_a_broker_that_is_overloaded_says_when_to_come_back() -> None:
     with (
         BrokerProcess("--publisher-window-bytes", "1", "--outbox-notifications-max", "1", has_knowledge=True) as broker,
@@ -223,4 +243,4 @@ def test_a_token_is_needed_where_there_is_one() -> None:
 def test_openapi_lists_the_calls_where_there_is_a_knowledge_base(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     validate(document)
-    assert {"/v1/sparql", "/v1/graph", "/v1/persistent"} <= document["paths"].keys()
+    assert {"/v1/sparql", "/v1/graph", "/v1/persistent", "/v1/persistent/named"} <= document["paths"].keys()

@@ -144,9 +144,31 @@ class TestQuery:
                 running.interrupt()
                 assert running.finish().code == 130
 
+    def test_a_named_query_is_kept_listed_and_dropped(self, broker: BrokerProcess) -> None:
+        text = "SELECT ?o { <s> <p> ?o }"
+        with Running("query", text, "--follow", "--name", "board", "--http", broker.http) as running:
+            running.wait_for('"result":[]')
+            running.interrupt()
+            assert running.finish().code == 130
+        insert(broker, "s", "p", "1")
+        with Running("query", "--follow", "--name", "board", "--http", broker.http) as running:
+            assert '"value":"1"' in running.wait_for('"result":[{"o":')
+            insert(broker, "s", "p", "2")
+            running.wait_for('"value":"2"')
+            assert query(broker, "--list").lines == [{"name": "board", "query": text, "is_followed": True}]
+            assert query(broker, "--drop", "board").code == 0
+            ended = running.finish()
+            assert (ended.code, "K127" in ended.err) == (2, True)
+        assert query(broker, "--list").out == ""
+
     @pytest.mark.parametrize(
         ("arguments", "code"),
         [
+            (["--drop", "nobody"], "K127"),
+            (["--follow", "--name", "nobody"], "K127"),
+            (["ASK {}", "--name", "x"], "C417"),
+            (["ASK {}", "--list"], "C417"),
+            ([], "C417"),
             (["SELECT"], "K102"),
             (["CLEAR ALL"], "K119"),
             (["ASK {}", "--follow", "--format", "csv"], "C417"),

@@ -207,6 +207,49 @@ def test_a_query_that_never_ends_is_ended_and_holds_up_nobody(directory: Path | 
     asyncio.run(run())
 
 
+def test_a_worker_that_was_killed_while_nobody_asked_is_replaced_unnoticed(directory: Path | None) -> None:
+    async def run() -> None:
+        async with running(directory) as world:
+            await fill(world)
+            update = UpdateJob("DELETE { ?s ?p ?o } INSERT { ?s ?p 'changed' } WHERE { ?s ?p ?o FILTER(?o = '7') }")
+            assert await world.count() == TRIPLES
+            assert len((await world.do(update)).added) == 1
+            for pid in worker_pids():
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.3)  # the loop must not see their end before it asks them
+            result, delta = await asyncio.gather(
+                world.do(AskJob(SparqlQuery("SELECT ?s { ?s ?p 'changed' }"))), world.do(update)
+            )
+            assert (len(result.rows), len(delta.added)) == (1, 0)
+            assert world.knowledge.workers.statistics().killed == 0
+
+    asyncio.run(run())
+
+
+def test_what_ends_two_workers_is_refused() -> None:
+    async def run() -> None:
+        async with running() as world:
+            await fill(world)
+            asked = world.submit(AskJob(SparqlQuery(f"SELECT (COUNT(*) AS ?n) {ENDLESS}")))
+            for _ in range(2):
+                await until(lambda: any(_has_begun(pid) for pid in worker_pids()))
+                for pid in worker_pids():
+                    os.kill(pid, signal.SIGKILL)
+                await until(lambda: not any(_has_begun(pid) for pid in worker_pids()))
+            assert (await asked).code == "K143"
+            assert await world.count() == TRIPLES
+
+    asyncio.run(run())
+
+
+def _has_begun(pid: int) -> bool:
+    """Whether a worker has taken more of the processor than its start takes."""
+    with contextlib.suppress(OSError):
+        ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+        return ticks > 1.5 * os.sysconf("SC_CLK_TCK")
+    return False
+
+
 def test_limits_of_memory_rows_and_text(directory: Path | None) -> None:
     doubled = "".join(f"BIND(CONCAT(?x{n}, ?x{n}) AS ?x{n + 1}) " for n in range(1, 40))
 

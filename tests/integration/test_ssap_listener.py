@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from xml.etree import ElementTree
 
 import pytest
 from ssap_world import (
@@ -89,6 +90,44 @@ def test_requests_one_after_another_on_one_connection_are_answered_in_order(worl
                 values = [each.text for each in message.iter() if each.tag.endswith("literal")]
                 assert values == [str(number - 1)], "a query sees the change that was sent before it"
         sender.join(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("question", [masks(("s", "p", ANY)), sparql("SELECT ?o WHERE { <s> <p> ?o }")])
+def test_inserts_that_come_together_are_each_confirmed_and_indicated(world: SsapWorld, question: str) -> None:
+    """Every third inserts what is there already, every fifth wants no confirm; an UPDATE stands between some."""
+    with Kp(world) as subscriber, Kp(world, "KP2") as writer:
+        assert status(subscriber.ask("SUBSCRIBE", question)) == SUCCESS
+        no_confirm = '<parameter name="confirm">FALSE</parameter>'
+        stream, confirmed, told = b"", [], []
+        for number in range(150):
+            value = str(number - 1 if number % 3 == 2 else number)
+            is_confirmed, is_update = number % 5 != 0, number == 70
+            inserted = graph_of("insert_graph", ("s", "p", value))
+            removed = graph_of("remove_graph", ("s", "p", "0")) if is_update else ""
+            stream += writer.message(
+                "UPDATE" if is_update else "INSERT",
+                inserted + removed + ("" if is_confirmed else no_confirm),
+                transaction_id=number,
+            )
+            confirmed += [str(number)] * is_confirmed
+            told += [value] * (number % 3 != 2)
+        writer.socket.sendall(stream)
+        for transaction_id in confirmed:
+            confirm = writer.read()
+            assert (confirm.findtext("transaction_id"), status(confirm)) == (transaction_id, SUCCESS)
+        for sequence, value in enumerate(told, 1):
+            indication = subscriber.read()
+            assert text_of(indication, "ind_sequence") == str(sequence)
+            new, obsolete = (_values(indication, f"{which}_results") for which in ("new", "obsolete"))
+            assert (new, obsolete) == ([value], ["0"] if value == "70" else [])
+
+
+def _values(indication: ElementTree.Element, name: str) -> list[str | None]:
+    return [
+        each.text
+        for each in parameter(indication, name).iter()
+        if each.tag == "object" or each.tag.endswith("}literal")
+    ]
 
 
 def test_a_subscription_is_told_and_ended_on_both_connections(world: SsapWorld) -> None:
@@ -329,8 +368,9 @@ def test_more_than_a_kp_may_ask_is_refused_at_once() -> None:
             other.ask("INSERT", graph_of("insert_graph", *triples))
             kp.send("QUERY", slow)
             # Until the slow one has arrived, there is room.
-            statuses = [status(greedy.ask("QUERY", EVERYTHING)) for _ in range(20)]
-            assert statuses[-1] == "m3:SIB.Failure.OutOfResources"
+            refusal = [greedy.ask("QUERY", EVERYTHING) for _ in range(20)][-1]
+            assert status(refusal) == "m3:SIB.Failure.OutOfResources"
+            assert float(text_of(refusal, "retry_after_s")) > 0
             assert status(other.ask("INSERT", graph_of("insert_graph", ("s", "p", "x")))) == SUCCESS
             assert status(kp.read()) == SUCCESS
             assert status(greedy.ask("QUERY", EVERYTHING)) == SUCCESS

@@ -110,7 +110,7 @@ def test_every_request_is_answered_once_and_never_with_what_is_outdated(seed: in
         for request in world.pool.start(world.now_s):
             world.running[request.ticket] = dict(world.versions)
     assert world.waiting == {}
-    statistics = world.pool.statistics()
+    statistics = world.pool.statistics(0.0)
     assert all(lane.waiting == lane.running == 0 for lane in statistics.lanes.values())
     assert statistics.answers <= 3
     assert statistics.joined
@@ -234,8 +234,26 @@ def test_a_refusal_says_which_limit_and_when_to_come_back() -> None:
 
 def test_fetches_spread_by_how_many_are_told() -> None:
     pool = RequestPool()
-    assert pool.spread_s(1) == 0.0
-    assert 0 < pool.spread_s(100) < pool.spread_s(1000)
+    assert pool.spread_s(1, Lane.QUERIES) == 0.0
+    assert 0 < pool.spread_s(100, Lane.QUERIES) < pool.spread_s(1000, Lane.QUERIES)
+
+
+def test_the_statistics_tell_the_next_appointment_and_give_it_to_nobody() -> None:
+    pool = RequestPool()
+    for ticket in range(1, 4):
+        foretold = [pool.statistics(2.0).lanes[Lane.SPARQL].interval_s for _ in range(2)]
+        pool.on_request(PoolRequest(ticket, Lane.SPARQL, "kp"), 2.0)
+        pool.start(2.0)
+        (answered,) = pool.on_done(ticket, None, 2.0)
+        assert foretold[0] == foretold[1] >= answered.load.interval_s > 0
+
+
+def test_fetches_spread_by_what_those_of_their_lane_take() -> None:
+    pool = RequestPool()
+    pool.on_request(PoolRequest(1, Lane.SPARQL, "kp"), 0.0)
+    pool.start(0.0)
+    pool.on_done(1, None, 10.0)
+    assert pool.spread_s(100, Lane.SPARQL) > 10 * pool.spread_s(100, Lane.QUERIES)
 
 
 def test_the_answers_that_are_kept_have_a_bound_of_rows() -> None:
@@ -254,4 +272,4 @@ def test_the_answers_that_are_kept_have_a_bound_of_rows() -> None:
     assert ask(5, "a", 4), "the one that was not used for longest has gone"
     assert not ask(6, "b", 4)
     assert [ask(7, "huge", 11), ask(8, "huge", 11)] == [False, False]
-    assert pool.statistics().answers == 2
+    assert pool.statistics(0.0).answers == 2

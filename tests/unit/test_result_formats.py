@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from xml.etree import ElementTree
 
 import pyoxigraph as ox
@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.knowledge.graph import Graph
+from tidegate.errors import KnowledgeError
+from tidegate.knowledge.graph import Graph, NewTriple
 from tidegate.knowledge.question import Result, Shape, SparqlQuery, ask
 from tidegate.knowledge.result_formats import (
     SOLUTION_FORMATS,
@@ -21,9 +22,11 @@ from tidegate.knowledge.result_formats import (
     write_csv,
     write_json,
     write_n_triples,
+    write_rdf_xml,
     write_tsv,
     write_xml,
 )
+from tidegate.knowledge.ssap import NOT_IN_XML
 from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri, write_term
 from tidegate.listeners.http_sparql import acceptable
 
@@ -118,6 +121,43 @@ def test_triples_are_turtle_and_n_triples(triples: list[tuple[Term, Uri, Term]])
     assert [(term_of(each.subject), term_of(each.predicate), term_of(each.object)) for each in read] == triples
     # Turtle gives blank nodes names of its own.
     assert len(list(ox.parse(written, ox.RdfFormat.TURTLE))) == len(triples)
+
+
+@given(
+    st.lists(
+        st.builds(
+            NewTriple,
+            st.sampled_from([Uri("http://e/a&b"), Uri("http://e/s"), Blank("b0")]),
+            st.sampled_from([Uri("http://e/p"), Uri("http://e#q-1.x"), Uri("http://e/größe"), Uri("urn:x:1a")]),
+            st.text(st.characters(exclude_categories=["Cs"]), max_size=8).map(Literal)
+            | st.sampled_from([Uri("http://e/o"), Literal("5", "http://e/kind"), Literal("a", "", "en")]),
+        ),
+        max_size=4,
+    )
+)
+def test_another_reader_finds_the_triples_in_rdf_xml(triples: list[NewTriple]) -> None:
+    """But for what XML cannot hold, and the labels of blank nodes."""
+    read = list(ox.parse(write_rdf_xml(Result(Shape.TRIPLES, list(triples))), ox.RdfFormat.RDF_XML))
+    found = [(term_of(each.subject), term_of(each.predicate), term_of(each.object)) for each in read]
+    assert list(map(_as_in_xml, found)) == list(map(_as_in_xml, triples))
+
+
+def _as_in_xml(triple: Iterable[Term]) -> tuple[Term, ...]:
+    return tuple(
+        Blank("")
+        if isinstance(term, Blank)
+        else Literal(NOT_IN_XML.sub("\ufffd", term.text), term.datatype, term.language)
+        if isinstance(term, Literal)
+        else term
+        for term in triple
+    )
+
+
+@pytest.mark.parametrize("predicate", ["http://e/1", "http://e/", "http://e/p²"])
+def test_a_predicate_that_rdf_xml_cannot_write_is_refused(predicate: str) -> None:
+    result = Result(Shape.TRIPLES, [NewTriple(Uri("s"), Uri(predicate), Uri("o"))])
+    with pytest.raises(KnowledgeError, match="K129"):
+        write_rdf_xml(result)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8))

@@ -52,12 +52,12 @@ def test_paths_lead_where_those_of_sparql_do(seed: int) -> None:
     assert read_path(as_text(path)) == path
     answer = graph.query(f"SELECT DISTINCT ?x WHERE {{ <a> {as_sparql(path)} ?x }}")
     assert isinstance(answer, Solutions)
-    reached = evaluate(WqlQuery(Uri("a"), path), graph.triples)
+    reached = evaluate(WqlQuery(Uri("a"), path), graph.triples, 1000)
     assert isinstance(reached, list)
     assert {(node,) for node in reached} == set(answer.rows)
     assert len(reached) == len(answer.rows)
     for node in NODES:
-        assert evaluate(WqlQuery(Uri("a"), path, node), graph.triples) == ((node,) in answer.rows)
+        assert evaluate(WqlQuery(Uri("a"), path, node), graph.triples, 1000) == ((node,) in answer.rows)
 
 
 def test_the_forms_about_types_know_classes_above_and_both_spellings() -> None:
@@ -72,7 +72,7 @@ def test_the_forms_about_types_know_classes_above_and_both_spellings() -> None:
     )
 
     def ask(form: str, path: str = "", **nodes: str) -> object:
-        return evaluate(read_wql(form, {name: Uri(text) for name, text in nodes.items()}, path), graph.triples)
+        return evaluate(read_wql(form, {name: Uri(text) for name, text in nodes.items()}, path), graph.triples, 1000)
 
     assert ask("wql-nodetypes", node="tom") == [Uri("Animal"), Uri("Cat")]
     assert ask("wql-nodetypes", node="rex") == [Uri("Dog")]
@@ -83,7 +83,18 @@ def test_the_forms_about_types_know_classes_above_and_both_spellings() -> None:
     assert ask("wql-values", "age", start="tom") == [Literal("5")]
     assert ask("wql-values", "[:inv !rdf:type]", start="Cat") == [Uri("tom")]
     related = read_wql("wql-related", {"start": Uri("tom"), "end": Literal("5")}, "'age'")
-    assert evaluate(related, graph.triples) is True
+    assert evaluate(related, graph.triples, 1000) is True
+
+
+def test_a_path_leads_over_so_many_triples_and_no_more() -> None:
+    graph = Graph()
+    graph.change(inserted=[Triple(Uri(str(number)), Uri("next"), Uri(str(number + 1))) for number in range(100)])
+    chain = read_wql("wql-values", {"start": Uri("0")}, "['rep+', 'next']")
+    reached = evaluate(chain, graph.triples, 100)
+    assert isinstance(reached, list)
+    assert len(reached) == 100
+    with pytest.raises(KnowledgeError, match="K128"):
+        evaluate(chain, graph.triples, 99)
 
 
 @pytest.mark.parametrize("text", ["", "(", ")", "(seq)", "(inv a b)", "(test a)", "a b", "[" * 99, "'a", "x" * 5000])

@@ -28,6 +28,7 @@ CONNECT_S: Final = 2.0
 # The broker says something every 15 s to whoever follows a question.
 SILENT_S: Final = 45.0
 RECONNECT_S: Final = 1.0
+_WELL: Final = (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT)
 
 
 class Written(NamedTuple):
@@ -64,21 +65,32 @@ class Knowledge:
         """The same for the triples of a document."""
         return self._change("/v1/graph", document, media_type)
 
-    def follow(self, text: str) -> Iterator[dict[str, Any]]:
-        """The messages of a persistent query, as docs/knowledge.md has them: a result, then what changes in it."""
+    def follow(self, text: str = "", name: str = "") -> Iterator[dict[str, Any]]:
+        """The messages of a persistent query, as docs/knowledge.md has them: a result, then what changes in it. With
+        a name the broker keeps it until it is dropped; later the name is enough."""
+        question = {key: value for key, value in (("query", text), ("name", name)) if value}
         resuming: dict[str, str] = {}
         while True:
             try:
-                response = self._open("GET", f"/v1/persistent?{urlencode({'query': text} | resuming)}", SILENT_S)
+                response = self._open("GET", f"/v1/persistent?{urlencode(question | resuming)}", SILENT_S)
                 for message in _messages(response):
                     resuming["sequence"] = str(message["sequence"])
-                    if "subscription" in message:
+                    if "subscription" in message and not name:
                         resuming["subscription"] = message["subscription"]
                     yield message
             except Unavailable:
                 if not resuming:
                     raise
             time.sleep(RECONNECT_S)
+
+    def named(self) -> list[dict[str, Any]]:
+        """The persistent queries that are kept under names: the question of each, and whether somebody follows it."""
+        with self._open("GET", "/v1/persistent/named", SILENT_S) as response:
+            return msgspec.json.decode(response.read(), type=dict[str, list[dict[str, Any]]])["queries"]
+
+    def drop(self, name: str) -> None:
+        """Ends a persistent query that has a name."""
+        self._open("DELETE", f"/v1/persistent?{urlencode({'name': name})}", SILENT_S).close()
 
     def _change(self, path: str, body: bytes, media_type: str) -> dict[str, Any]:
         answer = self._read(path, body, {"Content-Type": media_type})
@@ -105,7 +117,7 @@ class Knowledge:
             connection.sock.settimeout(silent_s)
             connection.request(method, path, body, self._headers | dict(headers or {}))
             response = connection.getresponse()
-            refusal = response.read() if response.status != http.HTTPStatus.OK else None
+            refusal = response.read() if response.status not in _WELL else None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise _lost(error) from error

@@ -27,6 +27,7 @@ from tidegate.frames import ErrorBody
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 DEFAULT_PORT: Final = 10010
+RETRY_AFTER_S: Final = 1.0  # where a broker does not tell it
 SPACE: Final = "X"
 _END: Final = b"</SSAP_message>"
 _DECLARATIONS: Final = b"<!DOCTYPE"
@@ -211,7 +212,12 @@ class _Message:
         why = self.text("error") or self.status
         code = re.search(r"\b[A-Z][0-9]{3}\b", why)
         if self.status == _OUT_OF_RESOURCES and (code is None or code[0].startswith("L")):
-            return Overloaded(code[0] if code else "K161", f"the broker refuses: {why}", "come back later")
+            return Overloaded(
+                code[0] if code else "K161",
+                f"the broker refuses: {why}",
+                "come back later",
+                retry_after_s=self.number("retry_after_s") or RETRY_AFTER_S,
+            )
         if code is not None and code[0].startswith("K"):
             return KnowledgeError(code[0], f"the broker refuses: {why}", "see its reason")
         if code is not None:

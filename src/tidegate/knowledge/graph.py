@@ -14,20 +14,21 @@ may ask meanwhile, and see the graph before a change or after it.
 
 What may go wrong: SPARQL that is malformed (K102), or cannot be evaluated (K104); triples within triples (K105);
 RDF/XML that is malformed (K106); a directory that cannot be opened (K107) or a dump that cannot be read (K108); a
-result of more than `rows_max` rows (K109).
+result of more than `rows_max` rows (K109); a predicate that RDF/XML cannot write (K129).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, wraps
 from pathlib import Path
-from typing import Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 import msgspec
 import pyoxigraph as ox
@@ -50,7 +51,7 @@ from tidegate.knowledge.terms import (
 )
 
 IRIS_REMEMBERED: Final = 1 << 16
-ROWS_MAX: Final = 1_000_000
+ROWS_MAX: Final = 100_000
 # What lies in the directory of a graph, or of a copy.
 TRIPLES: Final = "triples"
 KINDS: Final = "kinds.json"
@@ -60,6 +61,9 @@ GRAPHS: Final = "graphs.json"
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+# How a predicate must end to be the name of an element; of other scripts XML allows more than this.
+_LETTER: Final = r"A-Za-z_\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u02ff\u0370-\u037d\u037f-\u1fff\u3001-\ud7ff"
+_LOCAL_NAME: Final = re.compile(f"[{_LETTER}][{_LETTER}0-9.-]*$")
 _STRING: Final = "http://www.w3.org/2001/XMLSchema#string"
 _DEFAULT_GRAPH: Final = ox.DefaultGraph()
 # media type -> (format, whether it is one of those that dumps are written in)
@@ -69,6 +73,8 @@ DOCUMENT_FORMATS: Final = {
     "application/n-triples": (ox.RdfFormat.N_TRIPLES, True),
     "application/n-quads": (ox.RdfFormat.N_QUADS, True),
 }
+RDF_XML: Final = "application/rdf+xml"
+DOCUMENTS: Final = (*DOCUMENT_FORMATS, RDF_XML)
 _StoreTerm: TypeAlias = ox.NamedNode | ox.BlankNode | ox.Literal | ox.Triple
 
 
@@ -165,6 +171,21 @@ class Graph:
         new = _as_stored({_new_quad(triple, named) for triple in inserted})
         return self._commit(gone - new, new, named)
 
+    def insert_together(self, inserts: Iterable[Iterable[NewTriple]]) -> list[Delta]:
+        """Several inserts as one transaction of the store, which costs little more than one of them; the delta of each,
+        as if they had come one after another. When one of them is refused, none is made."""
+        added: set[ox.Quad] = set()
+        deltas = []
+        for inserted in inserts:
+            named: dict[str, Uri] = {}
+            new = _as_stored({_new_quad(triple, named) for triple in inserted})
+            new = {quad for quad in new if quad not in added and quad not in self._store}
+            added |= new
+            deltas.append(_delta(new, (), named))
+        self._know_kinds(deltas)
+        self._store.extend(added)
+        return deltas
+
     def apply(self, delta: Delta) -> Delta:
         """Makes what another graph has become: what is so already is left so."""
         gone, new = ({_new_quad(triple, {}) for triple in triples} for triples in (delta.removed, delta.added))
@@ -248,8 +269,7 @@ class Graph:
         removed = [quad for quad in gone if quad in store]
         added = [quad for quad in new if quad not in store]
         delta = _delta(added, removed, named)
-        literals = (triple.object for triple in delta.added if isinstance(triple.object, Literal))
-        self._kinds.add({(literal.datatype, literal.language) for literal in literals})
+        self._know_kinds([delta])
         if removed and added:
             store.update(f"DELETE DATA {{{_data(removed)}}};INSERT DATA {{{_data(added)}}}")
         elif removed:
@@ -259,6 +279,10 @@ class Graph:
         elif added:
             store.extend(added)
         return delta
+
+    def _know_kinds(self, deltas: Iterable[Delta]) -> None:
+        added = (triple.object for delta in deltas for triple in delta.added)
+        self._kinds.add({(found.datatype, found.language) for found in added if isinstance(found, Literal)})
 
     def _foresee(self, operations: list[sparql.Operation] | None) -> tuple[set[ox.Quad], set[ox.Quad]] | None:
         """What an update removes and inserts; None when an operation sees what one before it has changed."""
@@ -368,9 +392,19 @@ def read_rdf_xml(text: str) -> list[NewTriple]:
         ) from error
 
 
-def read_document(data: bytes, media_type: str) -> tuple[Triple, ...]:
-    """The triples of a document in one of `DOCUMENT_FORMATS`. Relative names in Turtle are taken as they are; in the
-    formats of dumps, which have none, names of the private scheme are what they stand for."""
+def write_rdf_xml(triples: Iterable[NewTriple]) -> str:
+    """An RDF/XML document, where names that are no IRIs stand as the store has them, and texts as they are: some have
+    characters that XML cannot hold."""
+    written = ox.serialize(map(_store_triple, triples), format=ox.RdfFormat.RDF_XML)
+    assert written is not None, "it goes to no file"
+    return written.decode()
+
+
+def read_document(data: bytes, media_type: str) -> tuple[Triple | NewTriple, ...]:
+    """The triples of a document in one of `DOCUMENTS`. Relative names in Turtle and RDF/XML are taken as they are; in
+    the formats of dumps, which have none, names of the private scheme are what they stand for."""
+    if media_type == RDF_XML:
+        return tuple(read_rdf_xml(_decoded(data)))
     form, is_dump = DOCUMENT_FORMATS[media_type]
     named: dict[str, Uri] = {}
     try:
@@ -411,6 +445,29 @@ def _literal(text: str, datatype: str, language: str) -> ox.Literal:
         raise KnowledgeError("K123", f"{language[:60]!r} is no language", "write a tag such as en or de-AT") from error
 
 
+def _decoded(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise KnowledgeError("K123", f"the document cannot be read: {error}", "send it in UTF-8") from error
+
+
+def _store_triple(triple: NewTriple) -> ox.Triple:
+    """For a document, where blank nodes stay blank."""
+    predicate = _node(triple.predicate.text)
+    if _LOCAL_NAME.search(predicate.value) is None:
+        raise KnowledgeError(
+            "K129", f"RDF/XML has no way to write the predicate {triple.predicate.text[:60]!r}", "accept text/turtle"
+        )
+    return ox.Triple(_store_term(triple.subject), predicate, _store_term(triple.object))
+
+
+def _store_term(term: Term) -> Any:
+    if isinstance(term, Blank):
+        return ox.BlankNode(term.label)
+    return _node(term.text) if isinstance(term, Uri) else _literal(term.text, term.datatype, term.language)
+
+
 def _name(term: Uri | Blank, named: dict[str, Uri]) -> ox.NamedNode:
     if isinstance(term, Blank):
         if term.label not in named:
@@ -420,13 +477,11 @@ def _name(term: Uri | Blank, named: dict[str, Uri]) -> ox.NamedNode:
 
 
 def _new_quad(triple: NewTriple | Triple, named: dict[str, Uri]) -> ox.Quad:
-    found = triple.object
-    return ox.Quad(
-        _name(triple.subject, named),
-        _node(triple.predicate.text),
-        _literal(found.text, found.datatype, found.language) if isinstance(found, Literal) else _name(found, named),
-        _node(triple.graph) if isinstance(triple, Triple) and triple.graph else _DEFAULT_GRAPH,
-    )
+    subject, predicate, found = _name(triple[0], named), _node(triple[1].text), triple[2]
+    term = _literal(found.text, found.datatype, found.language) if isinstance(found, Literal) else _name(found, named)
+    if isinstance(triple, Triple) and triple.graph:
+        return ox.Quad(subject, predicate, term, _node(triple.graph))
+    return ox.Quad(subject, predicate, term)  # to name the default graph would cost as much again
 
 
 # From the store to clients.
@@ -467,11 +522,11 @@ def _read_triple(triple: ox.Triple | ox.Quad, text: Callable[[str], str] = text_
 
 
 def _stored_triple(quad: ox.Quad, text: Callable[[str], str] = text_of) -> Triple:
-    subject, predicate, found = _read_triple(quad, text)
-    assert isinstance(subject, Uri), "blank nodes are named before they are stored"
+    subject, found, graph = quad.subject, _read_term(quad.object, text), quad.graph_name
+    assert isinstance(subject, ox.NamedNode), "blank nodes are named before they are stored"
     assert not isinstance(found, Blank), "blank nodes are named before they are stored"
-    graph = quad.graph_name
-    return Triple(subject, predicate, found, text(graph.value) if isinstance(graph, ox.NamedNode) else "")
+    in_graph = text(graph.value) if isinstance(graph, ox.NamedNode) else ""
+    return Triple(Uri(text(subject.value)), Uri(text(quad.predicate.value)), found, in_graph)
 
 
 def _delta(added: Iterable[ox.Quad], removed: Iterable[ox.Quad], named: dict[str, Uri]) -> Delta:

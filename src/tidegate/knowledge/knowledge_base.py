@@ -32,7 +32,7 @@ from tidegate.knowledge import sparql
 from tidegate.knowledge.graph import Delta, Graph, NewTriple
 from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
 from tidegate.knowledge.question import Question, Result, SparqlQuery
-from tidegate.knowledge.request_pool import Lane, Load, PoolRequest, PoolSettings, RequestPool
+from tidegate.knowledge.request_pool import Lane, Load, PoolRequest, PoolSettings, PoolStatistics, RequestPool
 from tidegate.knowledge.sparql_workers import SparqlLimits, SparqlWorkers
 from tidegate.knowledge.terms import Mask, Triple
 
@@ -48,6 +48,13 @@ class ChangeJob(msgspec.Struct, frozen=True):
 
     removed: tuple[Mask, ...]
     inserted: tuple[NewTriple | Triple, ...]
+
+
+class InsertsJob(msgspec.Struct, frozen=True):
+    """Inserts that came together, and are committed together; answered with a list of what each is answered with alone:
+    its Delta, or an error."""
+
+    inserts: tuple[tuple[NewTriple, ...], ...]
 
 
 class UpdateJob(msgspec.Struct, frozen=True):
@@ -82,7 +89,7 @@ class Subscribed(msgspec.Struct, frozen=True):
     result: Result
 
 
-Job: TypeAlias = ChangeJob | UpdateJob | AskJob | SubscribeJob | CheckJob
+Job: TypeAlias = ChangeJob | InsertsJob | UpdateJob | AskJob | SubscribeJob | CheckJob
 OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
 _LATER: Final = object()  # instead of an answer that a worker will give
 
@@ -127,7 +134,7 @@ class KnowledgeBase:
         try:
             is_service = kp in self._service_kps or kp.rpartition("/")[2] in self._service_kps
             request = self._request(ticket, kp, job, is_service)
-            if isinstance(job, ChangeJob | UpdateJob):
+            if isinstance(job, ChangeJob | InsertsJob | UpdateJob):
                 self._check_changes()
             answered = self.pool.on_request(request, self._now_s())
         except TidegateError as error:
@@ -176,6 +183,9 @@ class KnowledgeBase:
                 with contextlib.suppress(KnowledgeError):  # its question could be answered no more
                     self.queries.unsubscribe(subscription_id)
 
+    def pool_statistics(self) -> PoolStatistics:
+        return self.pool.statistics(self._now_s())
+
     def _check_changes(self) -> None:
         if self._check_room is None:
             return
@@ -206,7 +216,7 @@ class KnowledgeBase:
 
     def _request(self, ticket: int, kp: str, job: Job, is_service: bool) -> PoolRequest:
         match job:
-            case ChangeJob():
+            case ChangeJob() | InsertsJob():
                 return PoolRequest(ticket, Lane.CHANGES, kp, is_service)
             case UpdateJob():
                 sparql.check_length(job.text, sparql.UPDATE_CHARACTERS_MAX)
@@ -268,6 +278,8 @@ class KnowledgeBase:
         match job:
             case ChangeJob():
                 return self._on_delta(ticket, self.graph.change(job.removed, job.inserted))
+            case InsertsJob():
+                return self._insert(ticket, job.inserts)
             case UpdateJob():
                 if sparql.is_data(job.text):
                     return self._on_delta(ticket, self.graph.update(job.text))
@@ -316,8 +328,37 @@ class KnowledgeBase:
         )
         return self._on_delta(ticket, answer)
 
-    def _on_delta(self, ticket: int, delta: Delta) -> Any:
-        """The delta, when all whom it concerns are told, or _LATER."""
+    def _insert(self, ticket: int, inserts: tuple[tuple[NewTriple, ...], ...]) -> Any:
+        """In one transaction, unless there are open questions which have to be asked after each of the inserts, when
+        the graph has no later one."""
+        if not self.queries.are_masks:
+            return self._insert_each(ticket, inserts, [])
+        try:
+            deltas = self.graph.insert_together(inserts)
+        except KnowledgeError:  # of one of them, which is found out
+            return self._insert_each(ticket, inserts, [])
+        return [self._on_delta(ticket, delta) for delta in deltas]
+
+    def _insert_each(
+        self, ticket: int, inserts: tuple[tuple[NewTriple, ...], ...], done: list[Delta | TidegateError]
+    ) -> Any:
+        """Goes on with those that are not done yet."""
+
+        def on_told(delta: Delta) -> Any:
+            return self._insert_each(ticket, inserts, [*done, delta])
+
+        while len(done) < len(inserts):
+            try:
+                delta = self._on_delta(ticket, self.graph.change((), inserts[len(done)]), on_told)
+            except KnowledgeError as error:
+                delta = error
+            if delta is _LATER:
+                return _LATER
+            done.append(delta)
+        return done
+
+    def _on_delta(self, ticket: int, delta: Delta, on_told: Callable[[Delta], Any] = lambda delta: delta) -> Any:
+        """The delta, when all whom it concerns are told; or _LATER, and then what `on_told` makes of it."""
         if not delta:
             return delta
         self.pool.on_change(delta)
@@ -326,26 +367,24 @@ class KnowledgeBase:
             self._publish(delta)
         began_s = self._now_s()
         concern = self.queries.on_change(delta)
-        self._tell(concern.told)
+        self._tell(concern.told, Lane.QUERIES)
         if not concern.to_ask:
-            return self._on_told(delta, began_s)
+            self.pool.on_notified(self._now_s() - began_s, began_s)
+            return delta
+
+        def on_answer(question: SparqlQuery, answer: Result | TidegateError) -> Any:
+            self._tell(self.queries.on_answer(question, answer), Lane.SPARQL)
+            if self.queries.is_awaiting:
+                return _LATER
+            self.pool.on_notified(self._now_s() - began_s, began_s)
+            return on_told(delta)
+
         for question in concern.to_ask:
-            on_answer = partial(self._on_asked_again, delta, question, began_s)
-            self.workers.ask_open(question.text, self._then(ticket, on_answer))
+            self.workers.ask_open(question.text, self._then(ticket, partial(on_answer, question)))
         return _LATER
 
-    def _on_asked_again(
-        self, delta: Delta, question: SparqlQuery, began_s: float, answer: Result | TidegateError
-    ) -> Any:
-        self._tell(self.queries.on_answer(question, answer))
-        return _LATER if self.queries.is_awaiting else self._on_told(delta, began_s)
-
-    def _on_told(self, delta: Delta, began_s: float) -> Delta:
-        self.pool.on_notified(self._now_s() - began_s, began_s)
-        return delta
-
-    def _tell(self, told: list[str]) -> None:
-        self.spread_s = self.pool.spread_s(len(told))
+    def _tell(self, told: list[str], fetched_in: Lane) -> None:
+        self.spread_s = self.pool.spread_s(len(told), fetched_in)
         for subscription_id in told:
             on_news = self._on_news.get(subscription_id)
             try:

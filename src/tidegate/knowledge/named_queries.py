@@ -73,6 +73,10 @@ class NamedQueries:
     def __len__(self) -> int:
         return len(self._questions)
 
+    def questions(self) -> dict[str, dict[str, str]]:
+        """By their names: the `query` of each, or the parts of its mask."""
+        return dict(sorted(self._questions.items()))
+
     async def open(self) -> None:
         """Opens the questions again that were kept."""
         self._directory.mkdir(parents=True, exist_ok=True)

@@ -138,6 +138,7 @@ class PersistentQueries:
         self._awaited: dict[SparqlQuery, None] = {}
         self._subscriptions: dict[str, _Subscription] = {}
         self._subscriptions_of_owner: dict[str, dict[str, None]] = {}
+        self._to_ask_again = 0  # of the open questions, how many are not of masks
         self._deltas = self._asked = self._indications = self._merged = 0
 
     def subscribe(
@@ -158,6 +159,11 @@ class PersistentQueries:
     def is_awaiting(self) -> bool:
         """Whether queries that the last change concerns have not been answered yet."""
         return bool(self._awaited)
+
+    @property
+    def are_masks(self) -> bool:
+        """Whether the deltas alone answer all open questions, so that none is ever asked again."""
+        return self._to_ask_again == 0
 
     def is_open(self, question: Question) -> bool:
         return question in self._queries
@@ -282,10 +288,12 @@ class PersistentQueries:
         query = _OpenQuery(question, result.with_rows([]), rows, self._masks_of(question))
         self._index.add(query, query.masks)
         self._queries[question] = query
+        self._to_ask_again += not isinstance(question, tuple)
         return query
 
     def _close(self, query: _OpenQuery) -> None:
         del self._queries[query.question]
+        self._to_ask_again -= not isinstance(query.question, tuple)
         self._index.remove(query, query.masks)
 
     def _result(self, query: _OpenQuery) -> Result:

@@ -54,7 +54,7 @@ def ask(graph: Graph, question: Question) -> Result:
     if isinstance(question, tuple):
         return Result(Shape.TRIPLES, list(graph.triples(question)))
     if isinstance(question, WqlQuery):
-        reached = evaluate(question, graph.triples)
+        reached = evaluate(question, graph.triples, graph.rows_max)
         if isinstance(reached, bool):
             return Result(Shape.WQL_TRUTH, [reached])
         return Result(Shape.NODES, list(reached))

@@ -92,6 +92,7 @@ class LaneStatistics:
     processing_s: float
     waiting_s: float
     delay_s: float
+    interval_s: float  # after which whoever asks now would be asked to come back
     answered: int
     refused: int
 
@@ -236,16 +237,16 @@ class RequestPool:
         self._notifying_s = self._notifying_at(now_s) + busy_s
         self._notified_s = now_s
 
-    def spread_s(self, fan_out: int) -> float:
-        """Over which time those who are notified together should spread their fetches."""
-        lane = self._lanes[Lane.QUERIES]
+    def spread_s(self, fan_out: int, fetched_in: Lane) -> float:
+        """Over which time those who are notified together should spread their fetches, which wait in that lane."""
+        lane = self._lanes[fetched_in]
         return 0.0 if fan_out <= lane.workers else fan_out * lane.processing_s / (lane.workers * LOAD_WANTED)
 
     def count_refused(self, lane: Lane) -> None:
         """A request that was refused before it came here."""
         self._lanes[lane].refused += 1
 
-    def statistics(self) -> PoolStatistics:
+    def statistics(self, now_s: float) -> PoolStatistics:
         return PoolStatistics(
             lanes={
                 name: LaneStatistics(
@@ -254,6 +255,7 @@ class RequestPool:
                     lane.processing_s,
                     lane.waiting_s,
                     lane.processing_s + lane.waiting_s,
+                    self._next_slot_s(lane, now_s) - now_s,
                     lane.answered,
                     lane.refused,
                 )
@@ -309,10 +311,13 @@ class RequestPool:
         del self._shared[work.request.key]
 
     def _load(self, lane: _LaneState, processing_s: float, waiting_s: float, now_s: float) -> Load:
+        lane.next_slot_s = self._next_slot_s(lane, now_s)
+        return Load(processing_s, waiting_s, processing_s + waiting_s, lane.next_slot_s - now_s)
+
+    def _next_slot_s(self, lane: _LaneState, now_s: float) -> float:
         notifying = self._notifying_at(now_s) / NOTIFYING_S
         gap_s = lane.processing_s / (lane.workers * max(LOAD_LEFT_MIN, LOAD_WANTED - notifying))
-        lane.next_slot_s = max(lane.next_slot_s, now_s + lane.backlog_s) + gap_s
-        return Load(processing_s, waiting_s, processing_s + waiting_s, lane.next_slot_s - now_s)
+        return max(lane.next_slot_s, now_s + lane.backlog_s) + gap_s
 
     def _notifying_at(self, now_s: float) -> float:
         return self._notifying_s * math.exp((self._notified_s - now_s) / NOTIFYING_S)

@@ -1,4 +1,5 @@
-"""Results as the W3C writes them: JSON, XML, CSV and TSV for solutions and for yes or no, N-Triples for triples.
+"""Results as the W3C writes them: JSON, XML, CSV and TSV for solutions and for yes or no, N-Triples and
+RDF/XML for triples.
 
 A URI is written as its client knows it, also where it is no absolute IRI. N-Triples are Turtle as well, so one writer
 serves both names.
@@ -12,8 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate.knowledge import graph
+from tidegate.knowledge.graph import NewTriple
 from tidegate.knowledge.question import Result, Row, Shape
-from tidegate.knowledge.ssap import write_result
+from tidegate.knowledge.ssap import NOT_IN_XML, write_result
 from tidegate.knowledge.terms import Blank, Term, Uri, write_term
 
 _QUOTED_IN_CSV: Final = re.compile('[",\r\n]')
@@ -53,6 +56,13 @@ def write_n_triples(result: Result) -> bytes:
     return "".join(f"{' '.join(map(write_term, row[:3]))} .\n" for row in rows).encode()
 
 
+def write_rdf_xml(result: Result) -> bytes:
+    """Characters that XML cannot hold become the replacement character."""
+    rows: Iterable[Any] = result.rows
+    text = NOT_IN_XML.sub("\ufffd", graph.write_rdf_xml(NewTriple(*row[:3]) for row in rows))
+    return text.replace("\r", "&#13;").encode()
+
+
 # What a result may be written as, by media type; the first is what somebody gets who does not care.
 SOLUTION_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
     "application/sparql-results+json": write_json,
@@ -65,6 +75,7 @@ SOLUTION_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
 TRIPLE_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
     "text/turtle": write_n_triples,
     "application/n-triples": write_n_triples,
+    graph.RDF_XML: write_rdf_xml,
 }
 
 

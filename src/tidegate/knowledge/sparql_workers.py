@@ -9,9 +9,12 @@ The request at the head of a worker has until `time_max_s` from when the worker 
 killed, and another one is started for those behind it. Nothing here blocks: copies are made, and processes reaped, in
 threads.
 
+A worker that somebody else has killed is found dead by the next request: whatever ends a process without having
+reached a limit is asked again, once, of another one.
+
 What may go wrong, each for the request at the head alone: it takes too long (K140) or too much memory (K141), ends its
-process in another way (K143), or no worker can be started (K144); what the worker refuses. All requests: the broker
-shuts down (U702).
+process in another way twice (K143), or no worker can be started (K144); what the worker refuses. All requests: the
+broker shuts down (U702).
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -56,6 +59,7 @@ UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
 START_MAX_S: Final = 120.0  # until a worker has read its copy
 # A worker that nobody has asked anything for so many changes ends, as it costs more than it is worth.
 CHANGES_UNASKED_MAX: Final = 100_000
+ENDED: Final = "K143"
 
 OnAnswer: TypeAlias = Callable[[Result | Delta | TidegateError], None]
 
@@ -83,6 +87,7 @@ class SparqlWorkersStatistics:
 class _Request:
     message: Ask | Update
     on_answer: OnAnswer
+    is_second_try: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,16 +282,20 @@ class SparqlWorker:
         code = self._process.popen.wait()  # at once: the kernel closes its sockets last
         error = self._reason(code) if self._is_ready else _not_started(f"it has ended with code {code}")
         self._end()
+        if error.code == ENDED and self._requests and not self._requests[0].is_second_try:
+            self._requests[0] = replace(self._requests[0], is_second_try=True)
+            self._start()
+            return
         self.killed += bool(self._requests)
         self._fail(error)
 
-    def _reason(self, code: int) -> KnowledgeError:
+    def _reason(self, code: int) -> TidegateError:
         if code in (OUT_OF_MEMORY, -signal.SIGABRT):
             megabytes = self._limits.memory_max_bytes >> 20
             return KnowledgeError("K141", f"the SPARQL takes over {megabytes} MiB of memory", "ask for less at a time")
         if code == -signal.SIGALRM:
             return self._too_long()
-        return KnowledgeError("K143", f"the SPARQL has ended its worker (code {code})", "ask in a simpler way")
+        return KnowledgeError(ENDED, f"the SPARQL has ended its worker (code {code})", "ask in a simpler way")
 
     def _too_long(self) -> KnowledgeError:
         limit_s = self._requests[0].message.time_max_s

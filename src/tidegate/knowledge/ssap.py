@@ -38,7 +38,8 @@ PIECES_MAX: Final = 4096
 WILDCARDS: Final = frozenset({"http://www.nokia.com/NRC/M3/sib#any", "sib:any"})
 
 _CHANGES: Final = {"INSERT": ("insert_graph",), "REMOVE": ("remove_graph",), "UPDATE": ("remove_graph", "insert_graph")}
-_NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_NOT_AS_IT_IS: Final = re.compile("[^\t\n\x20-%'-;=?-~]")
+NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _NAMESPACE: Final = "http://www.w3.org/2005/sparql-results#"
 _CONNECTION: Final = b"<connection>"
 _DECLARATION: Final = b"<?xml"
@@ -67,6 +68,7 @@ _STATUS_OF_CODE: Final = {
     "K111": Status.BAD_SYNTAX,
     "K112": Status.OUT_OF_RESOURCES,
     "K113": Status.INCOMPLETE,
+    "K128": Status.OUT_OF_RESOURCES,
     "K140": Status.OUT_OF_RESOURCES,
     "K141": Status.OUT_OF_RESOURCES,
     "K142": Status.OUT_OF_RESOURCES,
@@ -450,26 +452,24 @@ def _read_triple(nodes: Mapping[str, _Node]) -> NewTriple:
 
 def confirm(envelope: Envelope, status: Status, parameters: Mapping[str, str] | None = None) -> bytes:
     """The answer to a request. Parameters are XML."""
-    return _write_message(
-        ("message_type", "CONFIRM"),
-        ("transaction_type", envelope.transaction_type),
-        ("transaction_id", envelope.transaction_id),
-        ("space_id", envelope.space_id),
-        ("node_id", envelope.node_id),
-        parameters={"status": status} | dict(parameters or {}),
-    )
+    return (
+        f"<SSAP_message><message_type>CONFIRM</message_type>"
+        f"<transaction_type>{write_text(envelope.transaction_type)}</transaction_type>"
+        f"<transaction_id>{write_text(envelope.transaction_id)}</transaction_id>"
+        f"<space_id>{write_text(envelope.space_id)}</space_id><node_id>{write_text(envelope.node_id)}</node_id>"
+        f'<parameter name="status">{status}</parameter>{_write_parameters(parameters or {})}</SSAP_message>'
+    ).encode("ascii")
 
 
 def indication(envelope: Envelope, parameters: Mapping[str, str]) -> bytes:
     """What a subscription is told; the envelope is that of its SUBSCRIBE."""
-    return _write_message(
-        ("message_type", "INDICATION"),
-        ("transaction_type", envelope.transaction_type),
-        ("space_id", envelope.space_id),
-        ("node_id", envelope.node_id),
-        ("transaction_id", envelope.transaction_id),
-        parameters=parameters,
-    )
+    return (
+        f"<SSAP_message><message_type>INDICATION</message_type>"
+        f"<transaction_type>{write_text(envelope.transaction_type)}</transaction_type>"
+        f"<space_id>{write_text(envelope.space_id)}</space_id><node_id>{write_text(envelope.node_id)}</node_id>"
+        f"<transaction_id>{write_text(envelope.transaction_id)}</transaction_id>"
+        f"{_write_parameters(parameters)}</SSAP_message>"
+    ).encode("ascii")
 
 
 def refusal(malformed: Malformed) -> bytes | None:
@@ -482,7 +482,9 @@ def refusal(malformed: Malformed) -> bytes | None:
 
 def write_text(text: str) -> str:
     """Text in ASCII that every XML parser reads as it was. What XML cannot hold becomes the replacement character."""
-    text = _NOT_IN_XML.sub("\ufffd", text)
+    if _NOT_AS_IT_IS.search(text) is None:
+        return text
+    text = NOT_IN_XML.sub("\ufffd", text)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
     return text if text.isascii() else text.encode("ascii", "xmlcharrefreplace").decode("ascii")
 
@@ -534,10 +536,8 @@ def write_named(named: Mapping[str, Uri]) -> str:
     return f"<urilist>{uris}</urilist>"
 
 
-def _write_message(*fields: tuple[str, str], parameters: Mapping[str, str]) -> bytes:
-    head = "".join(f"<{name}>{write_text(text)}</{name}>" for name, text in fields)
-    tail = "".join(f'<parameter name="{name}">{xml}</parameter>' for name, xml in parameters.items())
-    return f"<SSAP_message>{head}{tail}</SSAP_message>".encode("ascii")
+def _write_parameters(parameters: Mapping[str, str]) -> str:
+    return "".join([f'<parameter name="{name}">{xml}</parameter>' for name, xml in parameters.items()])
 
 
 def _quoted(text: str) -> str:

@@ -7,7 +7,8 @@ alternatives, inv backwards, rep* any number of times, rep+ at least once. The p
 namespaces as well as for themselves, since clients insert them in either way. Literals are the same when their texts
 are, as in masks.
 
-What may go wrong: a path that is malformed or too deep (K115), a node that is missing (K113).
+What may go wrong: a path that is malformed or too deep (K115), or that leads over too many triples (K128); a node that
+is missing (K113).
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ def read_wql(form: str, nodes: Mapping[str, Node], path: str) -> WqlQuery:
     return _query(_required(nodes, "subtype"), _SUBCLASSES, _required(nodes, "supertype"))
 
 
-def evaluate(query: WqlQuery, find: FindTriples) -> list[Node] | bool:
+def evaluate(query: WqlQuery, find: FindTriples, triples_max: int) -> list[Node] | bool:
     """The nodes that a path leads to, or whether the wanted one is among them."""
-    reached = _walk(query.path, {query.start}, find, is_backwards=False)
+    reached = _walk(query.path, {query.start}, _bounded(find, triples_max), is_backwards=False)
     if query.end is None:
         return sorted(reached, key=lambda node: (isinstance(node, Literal), node.text))
     return any(type(node) is type(query.end) and node.text == query.end.text for node in reached)
@@ -152,6 +153,22 @@ def _walk(path: Path, nodes: set[Node], find: FindTriples, *, is_backwards: bool
     while latest := _walk(steps[0], latest, find, is_backwards=is_backwards) - reached:
         reached |= latest
     return reached
+
+
+def _bounded(find: FindTriples, triples_max: int) -> FindTriples:
+    visited = 0
+
+    def find_some(masks: Iterable[Mask]) -> list[Triple]:
+        nonlocal visited
+        found = find(masks)
+        visited += len(found)
+        if visited > triples_max:
+            raise KnowledgeError(
+                "K128", f"the path leads over more than {triples_max} triples", "take a shorter path, or ask in SPARQL"
+            )
+        return found
+
+    return find_some
 
 
 def _step(predicate: Uri, nodes: set[Node], find: FindTriples, is_backwards: bool) -> set[Node]:

@@ -108,6 +108,7 @@ class HttpListener:
                 *HttpSparql(named.knowledge, config).routes(),
                 WebSocketRoute("/v1/persistent", self._persistent.subscribe),
                 route("/v1/persistent", GET=self._persistent.stream, DELETE=self._persistent.drop),
+                route("/v1/persistent/named", GET=self._persistent.list_named),
             ]
         # Bound here: uvicorn ends the process when it cannot listen.
         sockets = await _bind(config.bind, config.http_port)

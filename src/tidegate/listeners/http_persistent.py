@@ -15,6 +15,7 @@ Over WebSocket a subscriber may ask whether it has everything: `{"check": n}` is
 queries, by `{"check": n, "sequence": last, …load}` after everything up to `last`, or `{"check": n, "refused": error}`.
 
 With `&name=…` it is kept until it is dropped (`named_queries`): who comes back gives the name, and `&sequence=n`.
+`/v1/persistent/named` lists those that are kept.
 
 What may go wrong: no question or two (K122); what the knowledge base refuses; a result that can be asked for no more,
 such as one that has grown too large (K117, in a last message); a peer that comes back while its former connection seems
@@ -43,7 +44,7 @@ from tidegate.knowledge.result_formats import json_row
 from tidegate.listeners.http_sparql import kp_of, submit, told
 from tidegate.listeners.http_subscribe import EventStream, push, server_sent_events
 from tidegate.listeners.json_request import parse_number
-from tidegate.listeners.json_response import error_response
+from tidegate.listeners.json_response import error_response, json_response
 
 KEEP_ALIVE_S: Final = 15.0
 ENDED_FOR_GOOD: Final = 1000
@@ -248,6 +249,14 @@ class HttpPersistent:
             pass
         finally:
             self._close(session)
+
+    async def list_named(self, request: Request) -> Response:
+        """All that are kept under names, and whether somebody follows them now."""
+        shown = [
+            {"name": name} | question | {"is_followed": subscription_id(name) in self._sessions}
+            for name, question in self._named.questions().items()
+        ]
+        return json_response({"queries": shown})
 
     async def drop(self, request: Request) -> Response:
         """Ends a named persistent query."""

@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from tidegate.config import Config
 from tidegate.errors import KnowledgeError
-from tidegate.knowledge.graph import DOCUMENT_FORMATS, Delta, read_document
+from tidegate.knowledge.graph import DOCUMENTS, Delta, read_document
 from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, UpdateJob
 from tidegate.knowledge.question import Result, SparqlQuery
 from tidegate.knowledge.request_pool import Load
@@ -92,8 +92,8 @@ class HttpSparql:
     async def _insert(self, request: Request) -> Response:
         body = await read_body(request, self._config.body_bytes_max)
         kind = _media_type(request)
-        if kind not in DOCUMENT_FORMATS:
-            raise UnknownBody("K120", f"a body of {kind[:60]!r}", f"send one of {', '.join(DOCUMENT_FORMATS)}")
+        if kind not in DOCUMENTS:
+            raise UnknownBody("K120", f"a body of {kind[:60]!r}", f"send one of {', '.join(DOCUMENTS)}")
         triples = await asyncio.to_thread(read_document, body, kind)
         delta, load = await submit(self._knowledge, kp_of(request), ChangeJob((), triples))
         return change_response(delta, load)

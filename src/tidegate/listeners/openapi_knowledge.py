@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tidegate.knowledge.graph import DOCUMENT_FORMATS
+from tidegate.knowledge.graph import DOCUMENTS
 from tidegate.knowledge.result_formats import SOLUTION_FORMATS, TRIPLE_FORMATS
 from tidegate.listeners.http_sparql import FORM, LOAD_HEADERS, QUERY, UPDATE
 from tidegate.listeners.openapi_parts import answer, object_of, query_parameter, refusals
 
 _TEXT: Final = {"type": "string"}
 _SECONDS: Final = {"type": "number", "minimum": 0}
+_TRUTH: Final = {"type": "boolean"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _EXAMPLE: Final = "SELECT ?room ?t WHERE { ?room <temperature> ?t }"
 _REFUSALS: Final = (400, 401, 403, 413, 429)
@@ -21,6 +22,7 @@ def knowledge_paths() -> dict[str, Any]:
         "/v1/sparql": {"get": _query(), "post": _query_or_update()},
         "/v1/graph": {"post": _insert()},
         "/v1/persistent": {"get": _persistent(), "delete": _drop()},
+        "/v1/persistent/named": {"get": _list_named()},
     }
 
 
@@ -52,7 +54,7 @@ def _insert() -> dict[str, Any]:
         "summary": "Add the triples of a document",
         "requestBody": {
             "required": True,
-            "content": {media_type: {"schema": _TEXT} for media_type in DOCUMENT_FORMATS},
+            "content": {media_type: {"schema": _TEXT} for media_type in DOCUMENTS},
         },
         "responses": {"200": _change()} | refusals(415, *_REFUSALS),
     }
@@ -83,6 +85,18 @@ def _drop() -> dict[str, Any]:
         "summary": "A named persistent query goes",
         "parameters": [query_parameter("name", _TEXT, "Needed")],
         "responses": {"204": {"description": "It is gone"}} | refusals(401, 403, 404),
+    }
+
+
+def _list_named() -> dict[str, Any]:
+    kept = object_of(
+        {"name": _TEXT, "is_followed": _TRUTH} | dict.fromkeys(("query", *"spo"), _TEXT), *("query", *"spo")
+    )
+    listed = object_of({"queries": {"type": "array", "items": kept}})
+    return {
+        "operationId": "listPersistentQueries",
+        "summary": "The persistent queries that are kept under names, and whether somebody follows them now",
+        "responses": {"200": answer("All of them", listed)} | refusals(401, 403),
     }
 
 

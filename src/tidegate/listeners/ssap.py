@@ -7,7 +7,8 @@ by it. An UNSUBSCRIBE comes on a connection of its own, which nobody reads; its 
 the subscription waits for it there, and then the subscription's connection is closed. LEAVE ends all subscriptions of
 its KP.
 
-Requests of one connection are answered in their order. What may go wrong: a malformed message (answered if its sender
+Requests of one connection are answered in their order. INSERTs that follow each other are committed together, and
+confirmed when all of them are in the graph. What may go wrong: a malformed message (answered if its sender
 is known; the connection is closed if what follows cannot be read), a client that sends faster than it is answered (not
 read meanwhile), a subscriber that does not read (its indications are merged, and it is cut off when nothing moves for
 `STALLED_S`).
@@ -23,12 +24,19 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
-import msgspec
-
-from tidegate.errors import KnowledgeError, NotAllowed, TidegateError
+from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, TidegateError
 from tidegate.knowledge import ssap
 from tidegate.knowledge.graph import Delta
-from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, Subscribed, SubscribeJob, UpdateJob
+from tidegate.knowledge.knowledge_base import (
+    AskJob,
+    ChangeJob,
+    InsertsJob,
+    Job,
+    KnowledgeBase,
+    Subscribed,
+    SubscribeJob,
+    UpdateJob,
+)
 from tidegate.knowledge.persistent_query import Indication
 from tidegate.knowledge.question import Question, Result, SparqlQuery
 from tidegate.knowledge.request_pool import Load
@@ -43,6 +51,7 @@ STALLED_S: Final = 60.0
 LINGER_S: Final = 1.0  # for what was written, when the broker closes
 # Requests of a connection that wait for those before them; more are left in the socket.
 REQUESTS_WAITING_MAX: Final = 64
+INSERTS_TOGETHER_MAX: Final = 64
 MEMBERS_MAX: Final = 100_000
 CONNECTIONS_MAX: Final = 10_000
 WRITE_BYTES: Final = 256 * 1024
@@ -284,6 +293,8 @@ class SsapConnection(asyncio.Protocol):
             case ssap.Query():
                 job, write = _query_job(request.question)
                 self._submit(request.envelope, job, lambda answer: write(answer) | self._numbered(request.question))
+            case ssap.ChangeTriples(removed=()) if self._requests:
+                self._insert(request)
             case _:
                 self._submit(request.envelope, _change_job(request), _write_change if request.is_confirmed else None)
 
@@ -308,6 +319,23 @@ class SsapConnection(asyncio.Protocol):
 
         self._knowledge.submit(_owner(envelope), job, on_answer)
 
+    def _insert(self, first: ssap.ChangeTriples) -> None:
+        """An insert, and those that came right behind it."""
+        kp, together = _owner(first.envelope), [first]
+        while self._requests and len(together) < INSERTS_TOGETHER_MAX and _is_insert_of(kp, self._requests[0]):
+            together.append(cast(ssap.ChangeTriples, self._requests.popleft()))
+        self._is_answering = True
+
+        def on_answer(answer: Any, load: Load | None) -> None:
+            self._is_answering = False
+            answers = [answer] * len(together) if isinstance(answer, TidegateError) else answer
+            for request, each in zip(together, answers, strict=True):
+                if request.is_confirmed:
+                    self._confirm(request.envelope, each, load, _write_change)
+            self._pump()
+
+        self._knowledge.submit(kp, InsertsJob(tuple(request.inserted for request in together)), on_answer)
+
     def _confirm(self, envelope: Envelope, answer: Any, load: Load | None, write: _Write) -> None:
         if isinstance(answer, TidegateError):
             self._refuse(envelope, answer)
@@ -315,7 +343,10 @@ class SsapConnection(asyncio.Protocol):
             self._write(ssap.confirm(envelope, Status.SUCCESS, write(answer) | _told(load)))
 
     def _refuse(self, envelope: Envelope, error: TidegateError) -> None:
-        self._write(ssap.confirm(envelope, ssap.status_of(error), {"error": ssap.write_text(str(error))}))
+        parameters = {"error": ssap.write_text(str(error))}
+        if isinstance(error, Overloaded):
+            parameters["retry_after_s"] = f"{error.retry_after_s:.6f}"
+        self._write(ssap.confirm(envelope, ssap.status_of(error), parameters))
 
     def _leave(self, request: ssap.Leave) -> None:
         self._write(ssap.confirm(request.envelope, Status.SUCCESS))
@@ -445,6 +476,10 @@ def _owner(envelope: Envelope) -> str:
     return f"{envelope.space_id}/{envelope.node_id}"
 
 
+def _is_insert_of(kp: str, request: ssap.Request | ssap.Malformed) -> bool:
+    return isinstance(request, ssap.ChangeTriples) and not request.removed and _owner(request.envelope) == kp
+
+
 def _change_job(request: ssap.ChangeTriples | ssap.ChangeBySparql) -> Job:
     if isinstance(request, ssap.ChangeBySparql):
         return UpdateJob(request.text)
@@ -464,7 +499,14 @@ def _query_job(question: Question) -> tuple[Job, _Write]:
 
 def _told(load: Load | None) -> dict[str, str]:
     """What the broker tells clients of its load; old ones do not look."""
-    return {} if load is None else {name: f"{value:.6f}" for name, value in msgspec.structs.asdict(load).items()}
+    if load is None:
+        return {}
+    return {
+        "processing_s": f"{load.processing_s:.6f}",
+        "waiting_s": f"{load.waiting_s:.6f}",
+        "delay_s": f"{load.delay_s:.6f}",
+        "interval_s": f"{load.interval_s:.6f}",
+    }
 
 
 def _ended(envelope: Envelope, subscription_id: str, status: Status) -> bytes:
