@@ -257,7 +257,9 @@ def test_measures_are_within_their_bounds(case: tuple[Parameters, Control], seed
     assert outcome.utilisation <= 1
     assert outcome.age_s <= parameters.measured_s
     if not math.isnan(outcome.response_p50_s):
-        assert parameters.round_trip_s < outcome.response_p50_s <= outcome.response_p99_s
+        assert parameters.round_trip_s < outcome.response_p50_s <= outcome.response_p99_s <= outcome.response_p999_s
+    if not math.isnan(outcome.dropped_share):
+        assert outcome.dropped_share <= outcome.notification_loss
 
 
 @anything
