@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tidegate.evaluation import pictures, queues_simulated
 from tidegate.evaluation.queues import evaluate_queues
-from tidegate.evaluation.report import Chapter, Estimate, Ratio, write_report
+from tidegate.evaluation.report import Chapter, Estimate, Ratio, write_report, write_table
 from tidegate.simulation.message_queue import Method, Outcome, Parameters, simulate
 
 TINY = queues_simulated.Extent(
@@ -64,6 +64,11 @@ def test_intervals_cover_what_they_promise() -> None:
     covered = sum(each.low <= 0.5 <= each.high for each in ratios)
     assert 910 <= covered <= 970
     assert all(each.low <= each.value <= each.high for each in ratios)
+
+
+def test_columns_of_figures_are_aligned_to_the_right() -> None:
+    table = write_table(("who", "p50", "claim"), [("AST", "1,764.5 ± 25.2", "1 of 2"), ("none", "-", "none")])
+    assert table.splitlines()[1] == "| --- | ---: | --- |"
 
 
 def test_ratios_without_values_are_told_as_such() -> None:

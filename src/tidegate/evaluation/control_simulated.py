@@ -42,7 +42,7 @@ FULL_STALE_RATIO = 0.55
 FULL_RESPONSE_RATIO = 0.02
 BACKOFF_STALE_RATIO = 0.8
 SPREAD_BYSTANDER_RATIO = 0.35
-# What its design expects beside: an IDC of 38 instead of 354.
+# What its design expects beside.
 SPREAD_DISPERSION_RATIO = 0.25
 
 
@@ -302,7 +302,7 @@ _SERVICE: Sequence[_Column] = (
     ("wasted [%]", "wasted_share", 1, 100.0),
     ("timed out [%]", "timed_out_share", 1, 100.0),
 )
-_FAIRNESS: Sequence[_Column] = (("fairness", "fairness", 2, 1.0),)
+_FAIRNESS: Sequence[_Column] = (("fairness", "fairness", 3, 1.0),)
 
 
 def _write_rows(
@@ -358,6 +358,7 @@ def _draw_overload(grid: Grid) -> Figure:
         pictures.name_axes(axes, title, x, "")
     left.set_xlim(left=0)
     right.set_xscale("log")
+    pictures.set_x_ticks(right, (10, 100, 1000))
     right.set_yticklabels([])
     return figure
 
@@ -365,7 +366,7 @@ def _draw_overload(grid: Grid) -> Figure:
 def _write_probabilities(chapter: Chapter, grid: Grid, extent: Extent) -> None:
     chapter.say(
         "How often do 100 ms bring as many requests as the broker can serve in them? The papers take requests for a "
-        "Poisson flow; its tail is beside what was measured. Synchronised clients are no Poisson flow (IDC = 1)."
+        "Poisson flow; its tail is beside what was measured. Synchronised clients are no such flow, whose IDC is 1."
     )
     served_max = resized(request_pool.steady_overload(), extent.size).span_requests_max
     clients = resized(request_pool.steady_overload(), extent.size).clients

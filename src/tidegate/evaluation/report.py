@@ -151,9 +151,9 @@ def write_report(out: Path, title: str, about: Sequence[str], chapters: Sequence
 
 
 def write_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Columns whose cells all start with a digit are aligned to the right."""
+    """Columns of figures, or of `-` where there is none, are aligned to the right."""
     cells = [list(row) for row in rows]
-    are_numbers = [all(row[k][:1].isdigit() for row in cells) for k in range(len(head))]
+    are_numbers = [all(row[k] == "-" or row[k][:1].isdigit() for row in cells) for k in range(len(head))]
     rule = ["---:" if is_number else "---" for is_number in are_numbers]
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rule, *cells))
 
