@@ -30,6 +30,7 @@ BENCHMARKS: Final = (
     "spark_source",
     "spark_matching",
     "spark_sweep",
+    "request_pool",
 )
 
 

@@ -25,7 +25,7 @@ from toy_simulation import Toy
 from tidegate.errors import ConfigError
 from tidegate.evaluation.queues import evaluate_queues, run_over
 from tidegate.evaluation.queues_simulated import Extent, Run, run_here, write_chapter
-from tidegate.pipeline.sweep import progress_line, sweep, version_of
+from tidegate.pipeline.sweep import progress_line, sources_of, sweep, version_of
 from tidegate.simulation.message_queue import SET_A, Case, Method, simulate_table
 
 WAIT_S = 100
@@ -161,18 +161,46 @@ def test_a_simulation_that_executors_lack_is_named(
         sweep(spark, only_here.simulate, [only_here.Toy(number) for number in range(11)], tmp_path / "results")
 
 
-def test_changed_code_of_the_package_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "two_modules"
-    package.mkdir()
-    for name in ("__init__", "model", "kernel"):
-        (package / f"{name}.py").write_text("def run(cases): ...\n")
+PROJECT = {
+    "__init__": "from project.never import nothing\n",
+    "never": "nothing = 0\n",
+    "model": "import os\nfrom project.clients import pace as of_clients\nfrom .kernel import step\n",
+    "kernel": "from .constants import STEP as step\n",
+    "constants": "import project.model\nSTEP = 1\n",
+    "clients/__init__": "from project.aside import nothing\n",
+    "aside": "nothing = 0\n",
+    "clients/pace": "def later():\n    import project.late\n",
+    "late": "",
+}
+OF_THE_MODEL = {"model", "clients", "clients.pace", "kernel", "constants", "late", "aside"}
+
+
+def test_the_code_of_a_simulation_is_what_it_imports_from_its_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in PROJECT.items():
+        path = tmp_path / "project" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    versions = set()
-    for _ in range(2):
+
+    def versions() -> tuple[str, str]:
         version_of.cache_clear()
-        versions |= {version_of("two_modules.model:run"), version_of("two_modules.kernel:run")}
-        (package / "kernel.py").write_text("def run(cases): return None\n")
-    assert len(versions) == 4
+        return version_of("project.model:run"), version_of("project.late:run")
+
+    assert set(sources_of("project.model")) == {f"project.{name}" for name in OF_THE_MODEL}
+    before = versions()
+    assert len(set(before)) == 2
+    (tmp_path / "project/clients/pace.py").write_text("PACE = 2\n")
+    model, late = versions()
+    assert model != before[0]
+    assert late == before[1]
+
+
+def test_the_code_of_the_request_pool_has_its_kernel_and_the_clients_machines() -> None:
+    modules = set(sources_of("tidegate.simulation.request_pool"))
+    assert {"tidegate.simulation.request_pool_kernel", "tidegate.client.control.backoff"} <= modules
+    assert not {"tidegate.simulation.message_queue", "tidegate.client.connection"} & modules
 
 
 def test_a_spoilt_file_is_named(sparks: SparkSession, tmp_path: Path) -> None:

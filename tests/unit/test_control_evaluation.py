@@ -29,7 +29,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_claim_has_a_verdict_and_its_figure(out: Path) -> None:
     text = (out / "report.md").read_text()
     verdicts = re.findall(r"^\| [^|]+ \| (held|\*\*not held\*\*) \| [^|]+ \|$", text, re.MULTILINE)
-    assert len(verdicts) == 22
+    assert len(verdicts) == 29
     assert "2 seeds (1 to 2)" in text
 
 

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from tidegate.evaluation import pictures, queues_simulated
 from tidegate.evaluation.queues import evaluate_queues
-from tidegate.evaluation.report import Chapter, Estimate, write_report
+from tidegate.evaluation.report import Chapter, Estimate, Ratio, write_report, write_table
 from tidegate.simulation.message_queue import Method, Outcome, Parameters, simulate
 
 TINY = queues_simulated.Extent(
@@ -49,6 +50,31 @@ def test_the_report_says_how_it_was_made_and_what_holds(out: Path) -> None:
     assert all(f"`{field.name}`" in text for field in fields(Parameters) if field.name not in TIMES)
     verdicts = re.findall(r"^\| [^|]+ \| (held|\*\*not held\*\*) \| [^|]+ \|$", text, re.MULTILINE)
     assert len(verdicts) == 16
+
+
+def test_intervals_cover_what_they_promise() -> None:
+    """Of a thousand means of five values, and of a thousand ratios of two means of thirty."""
+    random = np.random.default_rng(2)
+    few = [Estimate.of(values) for values in random.normal(10.0, 2.0, (1000, 5)).tolist()]
+    covered = sum(abs(each.mean - 10.0) <= each.half_width for each in few)
+    assert 930 <= covered <= 970
+    common = random.normal(0.0, 1.0, (1000, 30))
+    ours, theirs = (mean + common + random.normal(0.0, 0.5, common.shape) for mean in (6.0, 12.0))
+    ratios = [Ratio.of(*pair) for pair in zip(ours.tolist(), theirs.tolist(), strict=True)]
+    covered = sum(each.low <= 0.5 <= each.high for each in ratios)
+    assert 910 <= covered <= 970
+    assert all(each.low <= each.value <= each.high for each in ratios)
+
+
+def test_columns_of_figures_are_aligned_to_the_right() -> None:
+    table = write_table(("who", "p50", "claim"), [("AST", "1,764.5 ± 25.2", "1 of 2"), ("none", "-", "none")])
+    assert table.splitlines()[1] == "| --- | ---: | --- |"
+
+
+def test_ratios_without_values_are_told_as_such() -> None:
+    assert Ratio.of([1.0, 3.0], [4.0, 4.0]).write() == "0.50 times (0.25 to 0.75)"
+    assert Ratio.of([1.0, float("nan")], [4.0, 4.0]).write() == "nan times (nan to nan)"
+    assert Ratio.of([1.0, 2.0], [0.0, 0.0]).write() == "inf times (nan to nan)"
 
 
 def test_every_link_of_the_report_leads_to_a_file(out: Path) -> None:

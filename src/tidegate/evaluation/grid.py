@@ -7,7 +7,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from tidegate.evaluation.report import Estimate, Progress
+from tidegate.evaluation.report import Estimate, Progress, Ratio
 
 CaseT = TypeVar("CaseT")
 
@@ -51,9 +51,8 @@ class SeededGrid(Generic[CaseT]):
         values = zip(self.values(scenario, ours, measure), self.values(scenario, theirs, measure), strict=True)
         return Estimate.of([a - b for a, b in values])
 
-    def ratio(self, scenario: str, ours: str, theirs: str, measure: str) -> float:
-        """Of the means."""
-        return self.estimate(scenario, ours, measure).mean / self.estimate(scenario, theirs, measure).mean
+    def ratio(self, scenario: str, ours: str, theirs: str, measure: str) -> Ratio:
+        return Ratio.of(self._values(scenario, ours, measure), self._values(scenario, theirs, measure))
 
     def table(self) -> pa.Table:
         scenarios, variants = zip(*self._keys, strict=True)

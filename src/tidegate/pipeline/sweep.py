@@ -6,8 +6,8 @@
 
 A simulation is an importable function from a list of cases to a table with a row a case. A case holds everything that
 its result depends on, its seed too; so neither chunks nor cores matter. A result is kept under the digest of its case,
-in a file that is named after the code of the simulation: a sweep that was killed goes on where it was, one with more
-cases runs those only, and changed code runs all of them.
+in a file that is named after the code of the simulation and of what it imports from its project: a sweep that was
+killed goes on where it was, one with more cases runs those only, and changed code runs all of them.
 
 The directory must be one that driver and executors share. What may go wrong here: a case fails (C436, when all others
 are done), a node does not share the directory or has other code (C437), a file is spoilt (C438).
@@ -15,7 +15,7 @@ are done), a node does not share the directory or has other code (C437), a file 
 
 from __future__ import annotations
 
-import importlib
+import ast
 import os
 import pickle
 import pkgutil
@@ -30,7 +30,8 @@ from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from importlib.abc import InspectLoader
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, resolve_name
 from math import ceil
 from pathlib import Path
 from statistics import fmean
@@ -173,14 +174,24 @@ def run_chunk(chunk: Chunk) -> list[str]:
 
 @cache
 def version_of(name: str) -> str:
-    """Of the code of a simulation: its name, and the sources of its package, or of its module if that is in none."""
-    module = name.partition(":")[0]
-    package = importlib.import_module(module).__package__
-    modules = [module]
-    if package:
-        beside = pkgutil.iter_modules(importlib.import_module(package).__path__)
-        modules = [package, *(f"{package}.{each.name}" for each in beside)]
-    return _digest(_encode([name, [(each, _source(each)) for each in sorted(modules)]]))
+    """Of the code of a simulation: its name, and the sources that it is made of."""
+    return _digest(_encode([name, sorted(sources_of(name.partition(":")[0]).items())]))
+
+
+def sources_of(module: str) -> dict[str, str]:
+    """By name: the module, and all that its statements import from the same project, and those of these, and so on.
+
+    The project is what has the same first name. A package that is only on the way to a module is left out: its
+    `__init__` runs too, but mostly gathers what a simulation does not use."""
+    sources: dict[str, str] = {}
+    due = [module]
+    while due:
+        name = due.pop()
+        if name not in sources:
+            sources[name] = _source(name)
+            imported = _imports(name, sources[name], module.partition(".")[0])
+            due += [each for each in imported if find_spec(each) is not None]
+    return sources
 
 
 def _run(
@@ -282,9 +293,28 @@ def _importable_name(simulate: Simulate) -> str:
     return name
 
 
-def _source(module: str) -> str:
+def _imports(module: str, source: str, project: str) -> Iterator[str]:
+    """What import statements name of the project: modules, and names in packages, which may be modules."""
+    for statement in ast.walk(ast.parse(source)):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names if alias.name.partition(".")[0] == project)
+        elif isinstance(statement, ast.ImportFrom):
+            start = resolve_name("." * statement.level + (statement.module or ""), _spec(module).parent)
+            if start.partition(".")[0] == project:
+                yield start
+                if _spec(start).submodule_search_locations is not None:
+                    yield from (f"{start}.{alias.name}" for alias in statement.names)
+
+
+def _spec(module: str) -> ModuleSpec:
     spec = find_spec(module)
-    loader = spec.loader if spec is not None else None
+    if spec is None:
+        raise ModuleNotFoundError(f"there is no module {module} here", name=module)
+    return spec
+
+
+def _source(module: str) -> str:
+    loader = _spec(module).loader
     return (loader.get_source(module) if isinstance(loader, InspectLoader) else None) or ""
 
 

@@ -155,6 +155,7 @@ class Outcome:
     """Of the oldest update that a client has not seen, 0 when it has seen all: mean over time and clients."""
     response_p50_s: float
     response_p99_s: float
+    response_p999_s: float
     requests_per_minute: float
     """Of a client."""
     refused_share: float
@@ -165,6 +166,8 @@ class Outcome:
     """Requests that were served in time."""
     notification_loss: float
     """Dropped or lost, of all decisions to notify."""
+    dropped_share: float
+    """Of them: the pool had no place."""
     merged_share: float
     bystander_p50_s: float
     bystander_p99_s: float
@@ -281,12 +284,14 @@ def _outcome(parameters: Parameters, state: kernel.State, counts: NDArray[np.int
         age_s=float(state.broker["age_s2"][0]) / client_s,
         response_p50_s=_quantile_s(state.responses, 0.50),
         response_p99_s=_quantile_s(state.responses, 0.99),
+        response_p999_s=_quantile_s(state.responses, 0.999),
         requests_per_minute=requests / client_s * 60,
         refused_share=_share(counts[kernel.REFUSED], requests),
         timed_out_share=_share(counts[kernel.TIMED_OUT], requests),
         wasted_share=_share(counts[kernel.WASTED], served + counts[kernel.WASTED]),
         goodput_per_s=served / parameters.measured_s,
         notification_loss=_share(counts[kernel.DROPPED] + counts[kernel.LOST], counts[kernel.NOTIFIED]),
+        dropped_share=_share(counts[kernel.DROPPED], counts[kernel.NOTIFIED]),
         merged_share=_share(counts[kernel.MERGED], counts[kernel.NOTIFIED]),
         bystander_p50_s=_quantile_s(state.bystanders, 0.50),
         bystander_p99_s=_quantile_s(state.bystanders, 0.99),

@@ -1,15 +1,19 @@
-"""The event loop of the simulated request pool: a heap with one entry a client, a lane and a source, and one short
-function an event.
+"""The event loop of the simulated request pool: timers of the clients, due times of the lanes and sources, and one
+short function an event.
 
-A client sleeps until its next check, or waits for a response until its timeout: one entry is enough, and it moves when
-plans change. Requests and notifications wait in the rings of a lane, which serves one at a time. The network's round
+A client sleeps until its next check, or waits for a response until its timeout: one timer is enough, and it moves in a
+heap when plans change. Requests and notifications wait in the rings of a lane, which serves one at a time. Lanes, the
+updates and the bystanders are few and act all the time: which is next is found by looking at each. The network's round
 trip is added to each response time; otherwise answers and notifications arrive when they were served.
 
 The clients' steps are those of `tidegate.client.control`, line by line; a test drives both with the same draws and
 compares them after every event. Draws are counters that are mixed (SplitMix64), one for each client, lane and source,
 so that they do not depend on the order of events.
 
-Invariant: the heap is a permutation of all entries. Every constant that is compiled in stands in this file: numba
+Fast by design: what happens at every event is inlined into `run_until` and called there once, as a call hands over the
+model and the state field by field, 160 of them. What is done to one client touches few lines of the cache.
+
+Invariant: the heap is a permutation of all clients. Every constant that is compiled in stands in this file: numba
 notices the change of no other. Throughout, `m` is the model and `s` its state.
 """
 
@@ -102,6 +106,7 @@ CONGESTED_WAIT_S: Final = 0.1
 LATENCY_S_MIN: Final = 1e-5
 BINS_PER_DECADE: Final = 200
 BINS: Final = 8 * BINS_PER_DECADE
+BINS_PER_E: Final = BINS_PER_DECADE / math.log(10.0)
 SPANS_PER_S: Final = 10  # requests are counted by spans of 100 ms
 
 # The broker's own estimates.
@@ -190,7 +195,9 @@ class Model(NamedTuple):
     is_backoff_alone_after_failure: bool
 
 
-# What a notification touches comes first: it fits one line of the cache.
+CACHE_LINE_BYTES: Final = 64
+
+# Three lines of the cache; what a notification touches is the first.
 CLIENT: Final = np.dtype(
     [
         ("accounted_at_s", np.float64),  # its staleness is counted up to here
@@ -205,7 +212,7 @@ CLIENT: Final = np.dtype(
         ("phase", np.int32),
         ("new_losses", np.int32),
         ("request", np.int32),  # number of its last one
-        ("attempts", np.int32),
+        ("lane", np.int32),
         ("interval_s", np.float64),
         ("backoff_s", np.float64),
         ("average_s", np.float64),
@@ -221,6 +228,7 @@ CLIENT: Final = np.dtype(
         ("episodes", np.float64),
         ("elapsed_s", np.float64),
         ("next_token_s", np.float64),
+        ("attempts", np.int64),
     ]
 )
 LANE: Final = np.dtype(
@@ -251,14 +259,16 @@ BROKER: Final = np.dtype(
     ]
 )
 ENTRY: Final = np.dtype([("queued_at_s", np.float64), ("client", np.int32), ("number", np.int32)])
+TIMER: Final = np.dtype([("due_s", np.float64), ("client", np.int64)])
 
 
-class Events(NamedTuple):
-    """What is going to happen: a binary heap by time and entry, in which each entry knows its place."""
+class Timers(NamedTuple):
+    """When clients act next: a heap by time and client, four below each, in which each client knows its place.
 
-    due_s: Floats  # place in the heap
-    entry: Indices  # place in the heap
-    place: Indices  # entry
+    Where clients do not fill the last four, numbers that are none do; they never act."""
+
+    heap: Records  # place in the heap
+    place: Indices  # client
 
 
 class State(NamedTuple):
@@ -270,7 +280,8 @@ class State(NamedTuple):
     requests_by_span: Integers
     updated_at_s: Floats  # version
     streams: NDArray[np.uint64]  # client, lane, updates, probes
-    events: Events
+    timers: Timers
+    due_s: Floats  # lane, updates, probes
     clients: Records
     lanes: Records
     broker: Records  # one
@@ -291,8 +302,9 @@ def new_state(m: Model, seed: int, join_within_s: float, run_s: float) -> State:
         requests_by_span=np.zeros(int(run_s * SPANS_PER_S) + 2, np.int64),
         updated_at_s=np.full(updates_max, np.inf),
         streams=np.random.SeedSequence(seed).generate_state(entries, np.uint64),
-        events=Events(np.full(entries, np.inf), *(np.arange(entries, dtype=np.int32) for _ in range(2))),
-        clients=np.zeros(m.clients, CLIENT),
+        timers=new_timers(m.clients),
+        due_s=np.full(m.lanes + 2, np.inf),
+        clients=zeros_in_lines(m.clients, CLIENT, 0),
         lanes=np.zeros(m.lanes, LANE),
         broker=np.zeros(1, BROKER),
         requests=np.zeros((m.lanes, places), ENTRY),
@@ -300,6 +312,7 @@ def new_state(m: Model, seed: int, join_within_s: float, run_s: float) -> State:
         notifications=np.zeros((m.lanes, places), ENTRY),
         notifications_ends=np.zeros((m.lanes, 2), np.int64),
     )
+    state.clients["lane"] = np.arange(m.clients) % m.lanes
     state.clients["heard_at_s"] = MISSING
     state.clients["interval_s"] = np.inf if m.strategy == NONE else m.first_s
     state.clients["delay_s"] = m.delay_s_default
@@ -309,6 +322,21 @@ def new_state(m: Model, seed: int, join_within_s: float, run_s: float) -> State:
     state.broker["mean_query_s"] = m.query_s
     schedule_first(m, state, join_within_s)
     return state
+
+
+def new_timers(clients: int) -> Timers:
+    """The four below each lie in one line of the cache."""
+    size = -(-(clients - 1) // 4) * 4 + 1
+    heap = zeros_in_lines(size, TIMER, first=1)
+    heap["due_s"], heap["client"] = np.inf, np.arange(size)
+    return Timers(heap, np.arange(clients, dtype=np.int32))
+
+
+def zeros_in_lines(count: int, dtype: np.dtype[Any], first: int) -> Records:
+    """An array whose record `first` begins a line of the cache."""
+    memory = np.zeros(count * dtype.itemsize + CACHE_LINE_BYTES, np.uint8)
+    start = -(memory.ctypes.data + first * dtype.itemsize) % CACHE_LINE_BYTES
+    return memory[start : start + count * dtype.itemsize].view(dtype)
 
 
 # Random draws.
@@ -336,46 +364,52 @@ def draw_normal(s: State, stream: int) -> float:
     return radius * math.cos(2.0 * math.pi * draw(s, stream))
 
 
-# The heap.
+# The timers and the rings.
 
 
 @kernel
-def reschedule(e: Events, entry: int, at_s: float) -> None:
-    place = e.place[entry]
-    if at_s < e.due_s[place]:
+def reschedule(t: Timers, client: int, due_s: float) -> None:
+    place = t.place[client]
+    if due_s < t.heap[place].due_s:
         while place > 0:
-            above = (place - 1) >> 1
-            if e.due_s[above] < at_s or (e.due_s[above] == at_s and e.entry[above] < entry):
+            above = (place - 1) >> 2
+            if not is_sooner(due_s, client, t.heap[above].due_s, t.heap[above].client):
                 break
-            move(e, above, place)
+            put(t, place, t.heap[above].due_s, t.heap[above].client)
             place = above
     else:
-        size = e.due_s.size
-        while True:
-            below = 2 * place + 1
-            if below >= size:
+        while 4 * place + 4 < t.heap.size:
+            below = soonest_of_four(t, 4 * place + 1)
+            if not is_sooner(t.heap[below].due_s, t.heap[below].client, due_s, client):
                 break
-            if below + 1 < size and is_before(e, below + 1, below):
-                below += 1
-            if e.due_s[below] > at_s or (e.due_s[below] == at_s and e.entry[below] > entry):
-                break
-            move(e, below, place)
+            put(t, place, t.heap[below].due_s, t.heap[below].client)
             place = below
-    e.due_s[place] = at_s
-    e.entry[place] = entry
-    e.place[entry] = place
+    put(t, place, due_s, client)
 
 
 @inlined
-def is_before(e: Events, a: int, b: int) -> bool:
-    return e.due_s[a] < e.due_s[b] or (e.due_s[a] == e.due_s[b] and e.entry[a] < e.entry[b])
+def soonest_of_four(t: Timers, first: int) -> int:
+    """Sums instead of branches: a processor cannot guess which it is."""
+    one = first + is_place_sooner(t, first + 1, first)
+    two = first + 2 + is_place_sooner(t, first + 3, first + 2)
+    return one + (two - one) * is_place_sooner(t, two, one)
 
 
 @inlined
-def move(e: Events, place: int, to_place: int) -> None:
-    e.due_s[to_place] = e.due_s[place]
-    e.entry[to_place] = e.entry[place]
-    e.place[e.entry[place]] = to_place
+def is_place_sooner(t: Timers, place: int, other: int) -> bool:
+    return is_sooner(t.heap[place].due_s, t.heap[place].client, t.heap[other].due_s, t.heap[other].client)
+
+
+@inlined
+def is_sooner(due_s: float, client: int, other_s: float, other: int) -> bool:
+    return (due_s < other_s) | ((due_s == other_s) & (client < other))
+
+
+@inlined
+def put(t: Timers, place: int, due_s: float, client: int) -> None:
+    t.heap[place].due_s = due_s
+    t.heap[place].client = client
+    t.place[client] = place
 
 
 @inlined
@@ -399,7 +433,7 @@ def drop_first(ring: Records, ends: Integers, lane: int) -> None:
 
 @inlined
 def count_latency(histogram: Integers, latency_s: float) -> None:
-    place = int(math.log10(max(latency_s, LATENCY_S_MIN) / LATENCY_S_MIN) * BINS_PER_DECADE)
+    place = int(math.log(max(latency_s, LATENCY_S_MIN) / LATENCY_S_MIN) * BINS_PER_E)
     histogram[min(place, BINS - 1)] += 1
 
 
@@ -580,7 +614,7 @@ def wait(m: Model, s: State, client: int, wait_s: float, hint_s: float, now_s: f
     s.clients[client].heard_at_s = MISSING
     waited_s = max(wait_s, max(0.0, bounded_s(m, hint_s, 1.0)))
     s.clients[client].waited_s = waited_s
-    reschedule(s.events, client, now_s + waited_s)
+    reschedule(s.timers, client, now_s + waited_s)
 
 
 @kernel
@@ -614,7 +648,7 @@ def is_restarted(m: Model, s: State, client: int, now_s: float) -> bool:
         return False
     s.counts[RESTARTS] += 1
     s.clients[client].phase = CHECKS_NEXT
-    reschedule(s.events, client, now_s + wait_s)
+    reschedule(s.timers, client, now_s + wait_s)
     return True
 
 
@@ -627,9 +661,9 @@ def on_announcement(m: Model, s: State, client: int, now_s: float) -> None:
         span_s = bounded_s(m, pace_s(m, s), 1.0)
     s.clients[client].heard_at_s = MISSING
     due_s = now_s + span_s * draw(s, client)
-    if s.clients[client].phase != FETCHES_NEXT or due_s < s.events.due_s[s.events.place[client]]:
+    if s.clients[client].phase != FETCHES_NEXT or due_s < s.timers.heap[s.timers.place[client]].due_s:
         s.clients[client].phase = FETCHES_NEXT
-        reschedule(s.events, client, due_s)
+        reschedule(s.timers, client, due_s)
 
 
 @inlined
@@ -693,7 +727,7 @@ def on_update(m: Model, s: State, now_s: float) -> None:
     if m.is_update_random:
         after_s *= draw_exponential(s, updates)
     # Room for three times the expected number; a run that would need more has none after it.
-    reschedule(s.events, updates, now_s + after_s if version + 2 < s.updated_at_s.size else math.inf)
+    s.due_s[m.lanes] = now_s + after_s if version + 2 < s.updated_at_s.size else math.inf
     b = s.broker[0]
     kept = math.exp(-(now_s - b.notify_load_at_s) / LOAD_FORGETTING_S)
     s.broker[0].notify_load = b.notify_load * kept + m.clients * m.notification_s / m.lanes / LOAD_FORGETTING_S
@@ -702,14 +736,11 @@ def on_update(m: Model, s: State, now_s: float) -> None:
     for _ in range(m.clients):
         notify(m, s, client, version, now_s)
         client = client + 1 if client + 1 < m.clients else 0
-    for lane in range(m.lanes):
-        if s.lanes[lane].serves == IDLE:
-            start_service(m, s, lane, now_s)
 
 
 @inlined
 def notify(m: Model, s: State, client: int, version: int, now_s: float) -> None:
-    lane = client % m.lanes
+    lane = s.clients[client].lane
     s.counts[NOTIFIED] += 1
     if m.is_conflating:
         if s.clients[client].pending_from == 0:
@@ -727,17 +758,17 @@ def notify(m: Model, s: State, client: int, version: int, now_s: float) -> None:
 
 
 @inlined
-def on_probe(m: Model, s: State, now_s: float) -> None:
+def on_probe(m: Model, s: State, now_s: float) -> int:
+    """The lane that it has come to."""
     probes = m.clients + m.lanes + 1
-    reschedule(s.events, probes, now_s + draw_exponential(s, probes) / m.probes_per_s)
+    s.due_s[m.lanes + 1] = now_s + draw_exponential(s, probes) / m.probes_per_s
     lane = int(draw(s, probes) * m.lanes)
     s.counts[PROBES] += 1
     if is_full(m, s, lane):
         s.counts[PROBES_REFUSED] += 1
-        return
-    push_last(s.requests, s.requests_ends, lane, now_s, PROBE, 0)
-    if s.lanes[lane].serves == IDLE:
-        start_service(m, s, lane, now_s)
+    else:
+        push_last(s.requests, s.requests_ends, lane, now_s, PROBE, 0)
+    return lane
 
 
 @inlined
@@ -752,7 +783,7 @@ def on_client(m: Model, s: State, client: int, now_s: float) -> None:
 
 @inlined
 def on_request(m: Model, s: State, client: int, now_s: float) -> None:
-    lane = client % m.lanes
+    lane = s.clients[client].lane
     s.clients[client].phase = ASKS
     s.clients[client].asked_at_s = now_s
     s.clients[client].heard_at_s = MISSING
@@ -768,10 +799,8 @@ def on_request(m: Model, s: State, client: int, now_s: float) -> None:
             on_refusal(m, s, client, next_token_s - now_s, now_s)
             return
         s.clients[client].next_token_s = max(next_token_s, now_s) + m.token_every_s
-    reschedule(s.events, client, now_s + m.timeout_s)
+    reschedule(s.timers, client, now_s + m.timeout_s)
     push_last(s.requests, s.requests_ends, lane, now_s, client, s.clients[client].request)
-    if s.lanes[lane].serves == IDLE:
-        start_service(m, s, lane, now_s)
 
 
 @inlined
@@ -790,7 +819,6 @@ def on_served(m: Model, s: State, lane: int, now_s: float) -> None:
         else:
             s.counts[WASTED] += 1
     s.lanes[lane].serves = IDLE
-    start_service(m, s, lane, now_s)
 
 
 @inlined
@@ -851,7 +879,7 @@ def on_response(m: Model, s: State, lane: int, client: int, now_s: float) -> Non
     wait(m, s, client, adaptive_s + backoff_s, slot_s, arrived_at_s)
 
 
-@kernel
+@inlined
 def start_service(m: Model, s: State, lane: int, now_s: float) -> None:
     """Takes what is next, unless it was cancelled or CoDel refuses it."""
     while s.requests_ends[lane, 1] + s.notifications_ends[lane, 1] > 0:
@@ -892,9 +920,9 @@ def start_service(m: Model, s: State, lane: int, now_s: float) -> None:
         s.lanes[lane].queued_at_s = queued_at_s
         s.lanes[lane].service_s = service_s
         s.lanes[lane].wait_s = now_s - queued_at_s
-        reschedule(s.events, m.clients + lane, now_s + service_s)
+        s.due_s[lane] = now_s + service_s
         return
-    reschedule(s.events, m.clients + lane, math.inf)
+    s.due_s[lane] = math.inf
 
 
 @inlined
@@ -943,30 +971,48 @@ def schedule_first(m: Model, s: State, join_within_s: float) -> None:
         s.clients[client].asked_at_s = joined_at_s
         s.clients[client].checked_at_s = joined_at_s
         if m.strategy != NONE:
-            reschedule(s.events, client, joined_at_s)
+            reschedule(s.timers, client, joined_at_s)
     first_s = m.update_every_s
     if m.is_update_random:
         first_s *= draw_exponential(s, m.clients + m.lanes)
-    reschedule(s.events, m.clients + m.lanes, first_s)
+    s.due_s[m.lanes] = first_s
     probes = m.clients + m.lanes + 1
     if m.probes_per_s > 0:
-        reschedule(s.events, probes, draw_exponential(s, probes) / m.probes_per_s)
+        s.due_s[m.lanes + 1] = draw_exponential(s, probes) / m.probes_per_s
 
 
 @kernel
 def run_until(m: Model, s: State, end_s: float) -> None:
-    while s.events.due_s[0] <= end_s:
-        now_s = s.events.due_s[0]
-        entry = s.events.entry[0]
+    while True:
+        source = soonest_source(s)
+        now_s = min(s.timers.heap[0].due_s, s.due_s[source])
+        if now_s > end_s:
+            return
         s.counts[EVENTS] += 1
-        if entry < m.clients:
-            on_client(m, s, entry, now_s)
-        elif entry < m.clients + m.lanes:
-            on_served(m, s, entry - m.clients, now_s)
-        elif entry == m.clients + m.lanes:
+        first, last = source, source
+        if s.timers.heap[0].due_s == now_s:
+            client = s.timers.heap[0].client
+            on_client(m, s, client, now_s)
+            first = last = s.clients[client].lane
+        elif source < m.lanes:
+            on_served(m, s, source, now_s)
+        elif source == m.lanes:
             on_update(m, s, now_s)
+            first, last = 0, m.lanes - 1
         else:
-            on_probe(m, s, now_s)
+            first = last = on_probe(m, s, now_s)
+        for lane in range(first, last + 1):
+            if s.lanes[lane].serves == IDLE:
+                start_service(m, s, lane, now_s)
+
+
+@inlined
+def soonest_source(s: State) -> int:
+    source = 0
+    for other in range(1, s.due_s.size):
+        if s.due_s[other] < s.due_s[source]:
+            source = other
+    return source
 
 
 @kernel

@@ -93,9 +93,10 @@ def mean_interval_s(episodes_per_s: float, alpha: float, delta_s: float, flow: L
 
 
 def delta_for_load_s(clients: int, episodes_per_s: float, alpha: float, served_per_s: float, share: float) -> float:
-    """The least delta with which the checks of so many clients take at most this share of what the broker serves.
+    """The least delta with which the checks of so many clients take this share of what the broker serves.
 
-    For small delta: tau is then nearly T / (N delta) / rate."""
+    For small delta, where tau is nearly 1 / (rate N): with a larger one they are somewhat more, as `mean_interval_s`
+    tells."""
     _check_positive("the number of clients", clients)
     _check_positive("the rate of loss episodes", episodes_per_s)
     _check_positive("the rate of service", served_per_s)
