@@ -180,7 +180,7 @@ def test_a_batch_larger_than_the_queue_passes_through_it(tmp_path: Path) -> None
         await world.queues.drop("last")
         await world.queues.define("small", {"filter": "*", "messages_max": 3, "physical_queues": 1})
         world.publish(*({"a": value} for value in range(10)))
-        taken = []
+        taken: list[int] = []
         while len(taken) < 10:
             taken += [each[0]["a"] for each in await world.take("small", wait_s=1.0)]
         await world.wait_acknowledged()

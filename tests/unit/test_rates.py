@@ -22,7 +22,8 @@ def test_rates_times_their_seconds_are_what_was_counted(seed: int) -> None:
         counted[round(now_s + 1e9, 3)] = (accepted, delivered)
         if rates.is_due(now_s):
             rates.observe(now_s, now_s + 1e9, accepted, delivered)
-    before, (came, went) = 100.0 + 1e9, counted[100.0 + 1e9]
+    before = 100.0 + 1e9
+    came, went = map(float, counted[before])
     for rate in rates.recent:
         seconds = rate.at - before
         assert seconds >= LOOK_EVERY_S - 1e-3

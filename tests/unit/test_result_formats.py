@@ -142,7 +142,7 @@ def test_another_reader_finds_the_triples_in_rdf_xml(triples: list[NewTriple]) -
     assert list(map(_as_in_xml, found)) == list(map(_as_in_xml, triples))
 
 
-def _as_in_xml(triple: Iterable[Term]) -> tuple[Term, ...]:
+def _as_in_xml(triple: Iterable[Term | None]) -> tuple[Term | None, ...]:
     return tuple(
         Blank("")
         if isinstance(term, Blank)

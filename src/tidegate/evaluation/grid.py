@@ -52,7 +52,7 @@ class SeededGrid(Generic[CaseT]):
         return Estimate.of([a - b for a, b in values])
 
     def ratio(self, scenario: str, ours: str, theirs: str, measure: str) -> Ratio:
-        return Ratio.of(self._values(scenario, ours, measure), self._values(scenario, theirs, measure))
+        return Ratio.of(self.values(scenario, ours, measure), self.values(scenario, theirs, measure))
 
     def table(self) -> pa.Table:
         scenarios, variants = zip(*self._keys, strict=True)

@@ -33,6 +33,7 @@ from tidegate.knowledge.graph import Graph
 from tidegate.knowledge.knowledge_base import AskJob, Job, KnowledgeBase, OnAnswer, Subscribed, SubscribeJob
 from tidegate.knowledge.persistent_query import Indication
 from tidegate.knowledge.question import Question
+from tidegate.knowledge.request_pool import Lane as PoolLane
 from tidegate.knowledge.request_pool import Load
 from tidegate.listeners.ssap import SsapListener
 from tidegate.simulation.request_pool import Parameters
@@ -252,7 +253,7 @@ class SmallKnowledgeBase(KnowledgeBase):
             self._lane_of_subscription[answer.subscription_id] = lane
         on_answer(answer, None)
 
-    def _tell(self, told: list[str]) -> None:
+    def _tell(self, told: list[str], fetched_in: PoolLane) -> None:
         """Puts notices into the lanes, for others first every time, instead of telling them at once."""
         self.spread_s = self._lanes.spread_s
         self._lanes.on_change(len(told))
