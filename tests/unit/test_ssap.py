@@ -70,6 +70,7 @@ MASKS = (
     f"<triple_list><triple><subject>{ANY}</subject><predicate>p</predicate><object type='uri'>sib:any</object></triple>"
     "<triple><object type='LITERAL'></object><predicate> sib:any</predicate><subject type='uri'>s</subject></triple>"
     "<triple><subject type='bnode'>urn:b</subject><predicate>p</predicate><object type='URI'><![CDATA[o]]></object>"
+    f"</triple><triple><subject>s</subject><predicate>p</predicate><object type='literal'><![CDATA[{ANY}]]></object>"
     "</triple></triple_list>"
 )
 BLANKS = (
@@ -81,7 +82,12 @@ RDF_XML = (
     '<rdf:Description rdf:about="s"><e:p>é &amp;</e:p></rdf:Description></rdf:RDF>'
 )
 ESCAPED_RDF_XML = RDF_XML.replace("&", "&amp;").replace("<", "&lt;")
-THE_MASKS = (Mask(None, Uri("p"), None), Mask(Uri("s"), None, Literal("")), Mask(Uri("urn:b"), Uri("p"), Uri("o")))
+THE_MASKS = (
+    Mask(None, Uri("p"), None),
+    Mask(Uri("s"), None, Literal("")),
+    Mask(Uri("urn:b"), Uri("p"), Uri("o")),
+    Mask(Uri("s"), Uri("p"), None),
+)
 THE_TRIPLE = NewTriple(Uri("Agent_X"), Uri("http://e/p q"), Literal(" 21.5 </SSAP_message> &amp; "))
 FROM_RDF_XML = NewTriple(Uri("s"), Uri("http://e/p"), Literal("é &"))
 SPARQL = "SELECT ?s WHERE { ?s ?p 'é' FILTER(?s < 5) }"

@@ -395,7 +395,7 @@ def _read_masks(parameter: _Parameter) -> tuple[Mask, ...]:
         return tuple(_mask_of(triple) for triple in read_rdf_xml(parameter.text))
     _check_encoding(parameter)
     return tuple(
-        Mask(_read_uri(nodes, "subject"), _read_uri(nodes, "predicate"), _read_pattern(_node(nodes, "object")))
+        Mask(_read_uri(nodes, "subject"), _read_uri(nodes, "predicate"), _read_object_mask(_node(nodes, "object")))
         for nodes in parameter.triples
     )
 
@@ -426,6 +426,11 @@ def _read_node(node: _Node) -> Uri | Literal:
 def _read_pattern(node: _Node) -> Uri | Literal | None:
     found = _read_node(node)
     return None if isinstance(found, Uri) and found.text in WILDCARDS else found
+
+
+def _read_object_mask(node: _Node) -> Uri | Literal | None:
+    """The Java library sends the wildcard as a literal, to who subscribes to any literal: it stands for any object."""
+    return None if node.text.strip() in WILDCARDS else _read_pattern(node)
 
 
 def _read_uri(nodes: Mapping[str, _Node], name: str) -> Uri | None:
