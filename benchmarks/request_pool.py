@@ -17,7 +17,8 @@ from typing import Final
 from benchmarks.job import QUICK, Effort, show_progress
 from benchmarks.processes import tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import write_table
-from tidegate.evaluation.control_simulated import AST, FULL_DESIGN, NONE, OVERLOAD_FIRST_S, RBT, Policy
+from tidegate.evaluation.control_policies import AST, FULL_DESIGN, NONE, RBT, Policy
+from tidegate.evaluation.control_simulated import OVERLOAD_FIRST_S
 from tidegate.pipeline.session import end_session, spark_session
 from tidegate.pipeline.sweep import sweep
 from tidegate.simulation.request_pool import (

@@ -12,7 +12,7 @@ import pytest
 from tidegate.evaluation import control_measured
 from tidegate.evaluation.control_load import Measured, measure
 from tidegate.evaluation.control_measured import BURST_ARMS, OTHER_BURST_ARMS, OVERLOAD_ARMS, MeasuredExtent
-from tidegate.evaluation.control_simulated import AST, CONFLATION, FULL_DESIGN, NONE, Policy
+from tidegate.evaluation.control_policies import AST, CONFLATION, FULL_DESIGN, NONE, Policy
 from tidegate.simulation.request_pool import Case, Parameters, slide_show, steady_overload
 
 pytestmark = pytest.mark.timeout(280)

@@ -9,7 +9,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from tidegate.client.control import Control, Strategy
-from tidegate.evaluation.control_simulated import Extent, Run, printed, run_here, run_over, write_chapter
+from tidegate.evaluation.control_grid import Extent
+from tidegate.evaluation.control_policies import printed
+from tidegate.evaluation.control_simulated import Run, run_here, run_over, write_chapter
 from tidegate.pipeline.sweep import sweep
 from tidegate.simulation.request_pool import Case, Parameters, simulate_table
 

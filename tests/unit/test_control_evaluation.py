@@ -10,11 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from tidegate.evaluation import control_simulated
-from tidegate.evaluation.control_simulated import FULL_DESIGN, OVERLOAD_FIRST_S, OVERLOAD_POLICIES, resized
+from tidegate.evaluation.control_grid import Extent, resized
+from tidegate.evaluation.control_policies import FULL_DESIGN
+from tidegate.evaluation.control_simulated import OVERLOAD_FIRST_S, OVERLOAD_POLICIES
 from tidegate.evaluation.report import write_report
 from tidegate.simulation.request_pool import Outcome, Parameters, simulate, steady_overload
 
-TINY = control_simulated.Extent(seeds=(1, 2), sizes=(500, 2000), size=0.02)
+TINY = Extent(seeds=(1, 2), sizes=(500, 2000), size=0.02)
 PNG = b"\x89PNG\r\n\x1a\n"
 
 

@@ -24,8 +24,20 @@ from matplotlib.figure import Figure
 from tidegate.client import control as machines
 from tidegate.evaluation import control_claims as claims
 from tidegate.evaluation import control_load, pictures, small_broker
+from tidegate.evaluation.control_grid import (
+    CORE,
+    CROWD,
+    DETECTION,
+    FAIRNESS,
+    LOAD,
+    SERVICE,
+    Extent,
+    Grid,
+    draw_sizes,
+    write_rows,
+)
 from tidegate.evaluation.control_load import Measured, measure
-from tidegate.evaluation.control_simulated import (
+from tidegate.evaluation.control_policies import (
     AST,
     CODEL_RBT,
     CODEL_SUM,
@@ -41,11 +53,8 @@ from tidegate.evaluation.control_simulated import (
     RIGOROUS_MEAN,
     SLOTS,
     SPREAD,
-    Extent,
-    Grid,
-    Policy,
-    run_here,
 )
+from tidegate.evaluation.control_simulated import run_here
 from tidegate.evaluation.report import Chapter, Progress
 from tidegate.simulation import request_pool
 from tidegate.simulation.request_pool import Case, Parameters, table_of
@@ -60,7 +69,8 @@ COLLAPSE_S = 1.0
 
 @dataclass(frozen=True)
 class MeasuredExtent(Extent):
-    """`seeds` are of the steady overload; the others have the first `repetitions` of them."""
+    """`seeds` are of the steady overload; the others have the first `repetitions` of them. `sizes` are real numbers of
+    clients."""
 
     repetitions: int = 3
     warm_up_s: float = 4.0
@@ -71,8 +81,8 @@ class MeasuredExtent(Extent):
     """The last one stays, and its lag is in the data."""
 
 
-FULL = MeasuredExtent(seeds=range(1, 6), sizes=(200, 600, 6000), size=0.5)
-SHORT = MeasuredExtent(seeds=(1,), sizes=(600,), size=0.1, repetitions=1, warm_up_s=1.0, measured_s=3.0, burst_s=2.0)
+FULL = MeasuredExtent(seeds=range(1, 6), sizes=(100, 300, 3000), size=0.5)
+SHORT = MeasuredExtent(seeds=(1,), sizes=(60,), size=0.1, repetitions=1, warm_up_s=1.0, measured_s=3.0, burst_s=2.0)
 
 OVERLOAD_ARMS = (
     NONE,
@@ -206,42 +216,7 @@ def _timed(parameters: Parameters, extent: MeasuredExtent) -> Parameters:
     return replace(parameters, warm_up_s=extent.warm_up_s, measured_s=extent.measured_s)
 
 
-_Column = tuple[str, str, int, float]
-_COLUMNS: Sequence[_Column] = (
-    ("stale [%]", "stale_share", 1, 100.0),
-    ("age [ms]", "age_s", 0, 1000.0),
-    ("p50 [ms]", "response_p50_s", 0, 1000.0),
-    ("p99 [ms]", "response_p99_s", 0, 1000.0),
-    ("p99.9 [ms]", "response_p999_s", 0, 1000.0),
-    ("requests a minute", "requests_per_minute", 1, 1.0),
-    ("refused [%]", "refused_share", 1, 100.0),
-    ("notifications lost [%]", "notification_loss", 1, 100.0),
-    ("bystander p99 [ms]", "bystander_p99_s", 0, 1000.0),
-)
-_CROWD: Sequence[_Column] = (("IDC", "dispersion", 1, 1.0), ("peak a 100 ms", "peak_requests", 0, 1.0))
-_DETECTION: Sequence[_Column] = (
-    ("false alarms [%]", "false_alarm_share", 1, 100.0),
-    ("missed [%]", "missed_share", 1, 100.0),
-)
-_SERVICE: Sequence[_Column] = (
-    ("goodput [1/s]", "goodput_per_s", 0, 1.0),
-    ("wasted [%]", "wasted_share", 1, 100.0),
-    ("timed out [%]", "timed_out_share", 1, 100.0),
-)
-_FAIRNESS: Sequence[_Column] = (("fairness", "fairness", 2, 1.0), ("broker's cores", "broker_cpu_share", 2, 1.0))
-
-
-def _write_rows(
-    chapter: Chapter, grid: Grid, scenarios: Sequence[str], arms: Sequence[Policy], columns: Sequence[_Column]
-) -> None:
-    """The name of a workload stands at its first row."""
-    rows = []
-    for scenario in scenarios:
-        for arm in arms:
-            cells = [grid.estimate(scenario, arm.name, name).write(digits, scale) for _, name, digits, scale in columns]
-            rows.append((scenario if arm is arms[0] else "", arm.name, *cells))
-    chapter.table(("workload", "arm", *(title for title, *_ in columns)), rows)
-
+_COLUMNS = (*CORE, *LOAD, *CROWD)
 
 # W2 and what the simulation says of it.
 
@@ -257,7 +232,7 @@ def _write_overload(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> N
         "An update a second on average; 5 % of the notifications are lost on the way. Checks offer what the broker "
         "can serve at first, notifications half as much: overload 1.5."
     )
-    _write_rows(chapter, grid, [W2], OVERLOAD_ARMS, (*_COLUMNS, *_CROWD, *_DETECTION, *_FAIRNESS))
+    write_rows(chapter, grid, [W2], OVERLOAD_ARMS, (*_COLUMNS, *DETECTION, *FAIRNESS))
     chapter.picture(
         "control_measured",
         _draw_overload(grid, simulated),
@@ -265,8 +240,7 @@ def _write_overload(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> N
     )
     chapter.data("control_measured_overload", grid.table(), f"{W2}, one run each")
     chapter.say("The simulation of the same runs:")
-    columns = [column for column in _COLUMNS if column[1] != "response_p999_s"]
-    _write_rows(chapter, simulated, [W2], OVERLOAD_ARMS, columns)
+    write_rows(chapter, simulated, [W2], OVERLOAD_ARMS, _COLUMNS)
     claims.claim_at_most(chapter, grid, W2, "stale time", FULL_DESIGN, AST, "stale_share", STALE_RATIO)
     claims.claim_at_most(chapter, grid, W2, "requests", FULL_DESIGN, AST, "requests_per_minute", REQUESTS_RATIO)
     _claim_no_collapse(chapter, grid)
@@ -325,7 +299,7 @@ def _write_impatient(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> 
     grid.add(W4, _timed(request_pool.impatient_clients(), few), IMPATIENT_ARMS, OVERLOAD_FIRST_S)
     grid.run(f"{W4}, measured", bench.run)
     chapter.section(f"{W4}: the same, with clients that give up after a second")
-    _write_rows(chapter, grid, [W4], IMPATIENT_ARMS, (*_COLUMNS[:4], _COLUMNS[5], *_SERVICE))
+    write_rows(chapter, grid, [W4], IMPATIENT_ARMS, (*CORE, *SERVICE))
     chapter.data("control_measured_impatient", grid.table(), f"{W4}, one run each")
     base = request_pool.steady_overload()
     claims.claim_patience(chapter, grid, W4, base.lanes / base.query_s * extent.size)
@@ -344,9 +318,8 @@ def _write_bursts(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> Non
         f"An update every {extent.burst_s:g} s is announced to all clients, which fetch it: without and with a query "
         "cache, and with a pool of 0.3 entries a client."
     )
-    columns = (*_COLUMNS, *_CROWD)
-    _write_rows(chapter, grid, [W1], BURST_ARMS, columns)
-    _write_rows(chapter, grid, list(others), OTHER_BURST_ARMS, columns)
+    write_rows(chapter, grid, [W1], BURST_ARMS, _COLUMNS)
+    write_rows(chapter, grid, list(others), OTHER_BURST_ARMS, _COLUMNS)
     chapter.data("control_measured_bursts", grid.table(), f"{W1}, one run each")
     claims.claim_burst(chapter, grid, W1)
     claims.claim_no_staler(chapter, grid, [W1, *others])
@@ -369,10 +342,9 @@ def _write_drop(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     grid.run(f"{W3}, measured", bench.run)
     chapter.section(f"{W3}: a quarter of the capacity for the second third of the time")
     chapter.say("An update every 2 s on average; first checks after 4 s.")
-    _write_rows(chapter, grid, [W3], DROP_ARMS, _COLUMNS)
+    write_rows(chapter, grid, [W3], DROP_ARMS, _COLUMNS)
     chapter.data("control_measured_drop", grid.table(), f"{W3}, one run each")
-    stale = grid.over(W3, FULL_DESIGN, AST, "stale_share")
-    chapter.claim(f"{W3}: the full design is fresher than AST", stale.value < 1, stale.write())
+    claims.claim_fresher(chapter, grid, W3)
     claims.claim_conflation(chapter, grid, W3)
 
 
@@ -386,10 +358,10 @@ def _write_calm(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     grid.run(f"{W5}, measured", bench.run)
     chapter.section(f"{W5}: no overload")
     chapter.say(f"An update every {CALM_EVERY_S:g} s on average; first checks after 4 s.")
-    columns = (*_COLUMNS[:4], _COLUMNS[5], *_DETECTION)
+    columns = (*CORE, *DETECTION)
     names = list(CALM_LOSSES)
-    _write_rows(chapter, grid, names, CALM_ARMS, columns)
-    _write_rows(chapter, grid, [ALARMS], ALARM_ARMS, columns)
+    write_rows(chapter, grid, names, CALM_ARMS, columns)
+    write_rows(chapter, grid, [ALARMS], ALARM_ARMS, columns)
     chapter.data("control_measured_calm", grid.table(), f"{W5}, one run each")
     claims.claim_alarms(chapter, grid, ALARMS)
     claims.claim_no_staler(chapter, grid, names)
@@ -399,52 +371,14 @@ def _write_calm(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
 def _write_sizes(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     few = _few(extent)
     grid = Grid(few)
-    sizes = sorted({*extent.sizes, Parameters.clients})
-    for size in sizes:
-        overload = replace(request_pool.steady_overload(), clients=size)
-        grid.add(str(size), _timed(overload, few), list(SIZE_ARMS), OVERLOAD_FIRST_S)
+    numbers = sorted({*extent.sizes, round(Parameters.clients * extent.size)})
+    for number in numbers:
+        overload = replace(request_pool.steady_overload(), clients=round(number / extent.size))
+        grid.add(str(number), _timed(overload, few), list(SIZE_ARMS), OVERLOAD_FIRST_S)
     grid.run("numbers of clients, measured", bench.run)
-    numbers = [round(size * extent.size) for size in sizes]
     chapter.section("From few clients to too many")
     chapter.say(f"The workload {W2} with other numbers of clients of the same broker.")
-    columns = (*_COLUMNS[:4], *_COLUMNS[5:])
-    rows = [
-        (
-            f"{number:,}",
-            arm.name,
-            *(grid.estimate(str(size), arm.name, name).write(d, by) for _, name, d, by in columns),
-        )
-        for size, number in zip(sizes, numbers, strict=True)
-        for arm in SIZE_ARMS
-    ]
-    chapter.table(("clients", "arm", *(title for title, *_ in columns)), rows)
-    figure = _draw_sizes(grid, sizes, numbers)
+    write_rows(chapter, grid, list(map(str, numbers)), list(SIZE_ARMS), _COLUMNS)
+    figure = draw_sizes(grid, numbers, SIZE_ARMS)
     chapter.picture("control_measured_clients", figure, "Staleness, and p99 of bystanders, by the number of clients.")
     chapter.data("control_measured_clients", grid.table(), "the numbers of clients, one run each")
-
-
-def _draw_sizes(grid: Grid, sizes: Sequence[int], numbers: Sequence[int]) -> Figure:
-    """`numbers` are those of clients; the grid knows them by the simulation's."""
-    figure, panels = pictures.new_figure(2)
-    drawn = []
-    for axes, (name, title, y) in zip(
-        panels,
-        (
-            ("stale_share", "Staleness", "stale [share]"),
-            ("bystander_p99_s", "What bystanders feel", "p99 of their response times [s]"),
-        ),
-        strict=True,
-    ):
-        lines = [
-            pictures.Line(arm.name, look, numbers, [grid.estimate(str(size), arm.name, name) for size in sizes])
-            for arm, look in SIZE_ARMS.items()
-        ]
-        pictures.draw_lines(axes, lines)
-        axes.set_xscale("log")
-        pictures.set_x_ticks(axes, numbers)
-        pictures.name_axes(axes, title, "clients", y)
-        axes.set_ylim(bottom=0)
-        drawn.append((axes, lines))
-    for axes, lines in drawn:
-        pictures.label_ends(figure, axes, lines)
-    return figure

@@ -7,30 +7,60 @@ written down before the runs, and are marked held or not by what these gave.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 from matplotlib.figure import Figure
 
-from tidegate.client.control import (
-    BackoffKind,
-    BackoffSettings,
-    Control,
-    Detection,
-    DetectionSettings,
-    FirstValue,
-    IntervalSettings,
-    Strategy,
-)
 from tidegate.client.control.estimates import overload_probability
+from tidegate.evaluation import control_claims as claims
 from tidegate.evaluation import grid as grids
 from tidegate.evaluation import pictures
-from tidegate.evaluation.report import Chapter, Ratio
+from tidegate.evaluation.control_grid import (
+    CORE,
+    CROWD,
+    DETECTION,
+    FAIRNESS,
+    LOAD,
+    SERVICE,
+    Extent,
+    Grid,
+    draw_sizes,
+    resized,
+    write_rows,
+)
+from tidegate.evaluation.control_policies import (
+    ALG2,
+    ALG2_PRINTED,
+    AST,
+    CODEL_AST,
+    CODEL_RBT,
+    CODEL_SUM,
+    CONFLATION,
+    FIRST_VALUES,
+    FIXED,
+    FULL_DESIGN,
+    FULL_WITHOUT_RBT,
+    GRADIENT,
+    JITTER,
+    LIGHT,
+    NO_HINTS,
+    NONE,
+    RANDOM,
+    RBT,
+    RBT_PRINTED,
+    RIGOROUS,
+    RIGOROUS_MEAN,
+    SLOTS,
+    SPREAD,
+    TOKENS,
+)
+from tidegate.evaluation.report import Chapter
 from tidegate.simulation import request_pool
-from tidegate.simulation.request_pool import Case, Parameters, simulate_table
+from tidegate.simulation.request_pool import Case, simulate_table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,96 +76,9 @@ SPREAD_BYSTANDER_RATIO = 0.35
 SPREAD_DISPERSION_RATIO = 0.25
 
 
-@dataclass(frozen=True)
-class Extent:
-    """How much is run. `size` makes all brokers and their clients smaller, and as much slower, to try the chapter."""
-
-    seeds: Sequence[int]
-    sizes: Sequence[int]
-    """Numbers of clients of the last picture."""
-    size: float = 1.0
-
-
 FULL = Extent(seeds=range(1, 31), sizes=(250, 500, 1000, 1500, 2000, 3000, 4000))
 SHORT = Extent(seeds=range(1, 4), sizes=(500, 1000, 2000, 4000))
 
-
-@dataclass(frozen=True, eq=False)
-class Policy:
-    """How clients are paced, and what the broker does beside, as a reader names it."""
-
-    name: str
-    control: Control
-    broker: Mapping[str, Any] = field(default_factory=dict)
-
-
-def printed(strategy: Strategy = Strategy.ADAPTIVE) -> Control:
-    """Clients as in the papers, without backoff."""
-    return Control(
-        IntervalSettings(strategy, is_frozen_by_congestion=False),
-        DetectionSettings(network_s=Parameters.round_trip_s),
-        BackoffSettings(BackoffKind.NONE),
-        is_restarted_by_notifications=False,
-        is_backoff_alone_after_failure=False,
-    )
-
-
-def repaired(
-    detection: Detection = Detection.MEDIATE,
-    first_value: FirstValue = FirstValue.EXCESS,
-    kind: BackoffKind = BackoffKind.REPAIRED,
-) -> Control:
-    """Step 4: a check that was congested shortens nothing, and after a failure only the backoff is waited."""
-    return Control(
-        IntervalSettings(),
-        DetectionSettings(detection, network_s=Parameters.round_trip_s),
-        BackoffSettings(kind, first_value),
-        is_restarted_by_notifications=False,
-    )
-
-
-def _printed_backoff() -> Control:
-    detection = DetectionSettings(Detection.LIGHT_PRINTED, network_s=Parameters.round_trip_s, average_factor=1.0)
-    return replace(printed(), detection=detection, backoff=BackoffSettings(BackoffKind.PRINTED))
-
-
-RESTARTED = replace(repaired(), is_restarted_by_notifications=True)
-DESIGN = {
-    "is_giving_slots": True,
-    "is_giving_spread": True,
-    "is_conflating": True,
-    "notifications_per_request": 12,
-}
-CODEL = {"codel_target_s": 0.05}
-
-NONE = Policy("none", printed(Strategy.NONE))
-FIXED = Policy("basic, fixed", printed(Strategy.FIXED))
-RANDOM = Policy("basic, random", printed(Strategy.RANDOM))
-AST = Policy("AST", printed())
-ALG2_PRINTED = Policy("AST, Alg. 2 printed", printed(Strategy.ESTIMATES_PRINTED))
-ALG2 = Policy("AST, Alg. 2 repaired", printed(Strategy.ESTIMATES))
-RBT_PRINTED = Policy("AST+RBT as printed", _printed_backoff())
-RBT = Policy("AST+RBT mediate", repaired())
-RIGOROUS = Policy("AST+RBT rigorous", repaired(Detection.RIGOROUS))
-RIGOROUS_MEAN = Policy("AST+RBT rigorous, mean", repaired(Detection.RIGOROUS_MEAN))
-LIGHT = Policy("AST+RBT light", repaired(Detection.LIGHT))
-FIRST_VALUES = [
-    Policy(f"first value: {first_value}", repaired(first_value=first_value))
-    for first_value in FirstValue
-    if first_value is not FirstValue.EXCESS
-]
-JITTER = Policy("full jitter", repaired(kind=BackoffKind.FULL_JITTER))
-GRADIENT = Policy("gradient", printed(Strategy.GRADIENT))
-TOKENS = Policy("AST, token bucket", printed(), {"token_every_s": 4.0})
-CODEL_AST = Policy("AST, CoDel", printed(), CODEL)
-CODEL_SUM = Policy("RBT+CoDel, sum", replace(repaired(), is_backoff_alone_after_failure=False), CODEL)
-CODEL_RBT = Policy("RBT+CoDel", repaired(), CODEL)
-SLOTS = Policy("AST, slots", printed(), {"is_giving_slots": True})
-SPREAD = Policy("AST, spread", printed(), {"is_giving_spread": True})
-CONFLATION = Policy("AST, conflation", printed(), {"is_conflating": True})
-NO_HINTS = Policy("client only, no hints", RESTARTED, {"is_hinting": False})
-FULL_WITHOUT_RBT = Policy("full without RBT", replace(RESTARTED, backoff=BackoffSettings(BackoffKind.NONE)), DESIGN)
-FULL_DESIGN = Policy("full design", RESTARTED, DESIGN)
 
 PAPER_POLICIES = (NONE, FIXED, RANDOM, AST, ALG2_PRINTED, ALG2, RBT_PRINTED)
 OVERLOAD_POLICIES = (
@@ -198,43 +141,6 @@ def run_over(spark: SparkSession, directory: Path) -> Run:
     return run
 
 
-class Grid(grids.SeededGrid[Case]):
-    """The outcomes of scenarios x policies x seeds."""
-
-    def __init__(self, extent: Extent) -> None:
-        super().__init__()
-        self._extent = extent
-
-    def add(self, scenario: str, parameters: Parameters, policies: Sequence[Policy], first_s: float = 4.0) -> None:
-        for policy in policies:
-            settled = resized(replace(parameters, **policy.broker), self._extent.size)
-            control = replace(policy.control, interval=replace(policy.control.interval, first_s=first_s))
-            for seed in self._extent.seeds:
-                self.add_case(scenario, policy.name, Case(settled, control, seed))
-
-    def mean(self, scenario: str, policy: Policy, measure: str) -> float:
-        return self.estimate(scenario, policy.name, measure).mean
-
-    def over(self, scenario: str, ours: Policy, theirs: Policy, measure: str) -> Ratio:
-        return self.ratio(scenario, ours.name, theirs.name, measure)
-
-    def less(self, scenario: str, ours: Policy, theirs: Policy, measure: str) -> float:
-        """By how much ours is above theirs; negative when it is below."""
-        return self.difference(scenario, ours.name, theirs.name, measure).mean
-
-
-def resized(parameters: Parameters, size: float) -> Parameters:
-    """So much smaller in clients and in speed that it is as loaded as before."""
-    return replace(
-        parameters,
-        clients=max(parameters.lanes, round(parameters.clients * size)),
-        query_s=parameters.query_s / size,
-        cached_query_s=parameters.cached_query_s / size,
-        notification_s=parameters.notification_s / size,
-        probes_per_s=parameters.probes_per_s * size,
-    )
-
-
 def write_chapter(out: Path, extent: Extent, run: Run = run_here) -> Chapter:
     """Runs everything and writes pictures and data sets into `out`."""
     chapter = Chapter(out, "The simulated request pool")
@@ -280,50 +186,7 @@ congested, *missed* are those that waited over 100 ms and were not. *IDC* is the
 A claim of a ratio or a difference is decided by the means. What counts as a false alarm was settled after first
 results: at first it was a wait of less than 10 ms, of which rigorous rightly complains."""
 
-_Column: TypeAlias = tuple[str, str, int, float]
-_COLUMNS: Sequence[_Column] = (
-    ("stale [%]", "stale_share", 1, 100.0),
-    ("age [ms]", "age_s", 0, 1000.0),
-    ("p50 [ms]", "response_p50_s", 1, 1000.0),
-    ("p99 [ms]", "response_p99_s", 0, 1000.0),
-    ("requests a minute", "requests_per_minute", 1, 1.0),
-    ("refused [%]", "refused_share", 1, 100.0),
-    ("notifications lost [%]", "notification_loss", 1, 100.0),
-    ("bystander p99 [ms]", "bystander_p99_s", 0, 1000.0),
-    ("IDC", "dispersion", 1, 1.0),
-    ("peak a 100 ms", "peak_requests", 0, 1.0),
-)
-_DETECTION: Sequence[_Column] = (
-    ("false alarms [%]", "false_alarm_share", 1, 100.0),
-    ("missed [%]", "missed_share", 1, 100.0),
-)
-_SERVICE: Sequence[_Column] = (
-    ("goodput [1/s]", "goodput_per_s", 0, 1.0),
-    ("wasted [%]", "wasted_share", 1, 100.0),
-    ("timed out [%]", "timed_out_share", 1, 100.0),
-)
-_FAIRNESS: Sequence[_Column] = (("fairness", "fairness", 3, 1.0),)
-
-
-def _write_rows(
-    chapter: Chapter, grid: Grid, scenarios: Sequence[str], policies: Sequence[Policy], columns: Sequence[_Column]
-) -> None:
-    """The name of a scenario stands at its first row."""
-    rows = []
-    for scenario in scenarios:
-        for policy in policies:
-            cells = [grid.estimate(scenario, policy.name, name).write(d, scale) for _, name, d, scale in columns]
-            rows.append((scenario if policy is policies[0] else "", policy.name, *cells))
-    chapter.table(("scenario", "policy", *(title for title, *_ in columns)), rows)
-
-
-def _claim_at_most(chapter: Chapter, text: str, ratio: Ratio, at_most: float) -> None:
-    chapter.claim(f"{text} (at most {at_most:g} times)", ratio.value <= at_most, ratio.write(3))
-
-
-def _points(share: float) -> str:
-    return f"{100 * share:+.1f} points"
-
+_COLUMNS = (*CORE, *LOAD, *CROWD)
 
 # Steady overload.
 
@@ -337,12 +200,12 @@ def _write_overload(chapter: Chapter, extent: Extent, run: Run) -> None:
         "An update a second on average, checks first after 1 s. Checks are meant to find what notifications lost; here "
         "they are why notifications get lost, and AST answers losses with more of them."
     )
-    _write_rows(chapter, grid, [S2], OVERLOAD_POLICIES, (*_COLUMNS, *_DETECTION, *_FAIRNESS))
+    write_rows(chapter, grid, [S2], OVERLOAD_POLICIES, (*_COLUMNS, *DETECTION, *FAIRNESS))
     caption = "Staleness and median response time in steady overload, by policy; left is better."
     chapter.picture("control_steady_overload", _draw_overload(grid), caption)
     _write_probabilities(chapter, grid, extent)
     chapter.data("control_steady_overload", grid.table(), "S2, all policies and seeds")
-    _claim_steps(chapter, grid)
+    claims.claim_steps(chapter, grid, S2)
     _claim_design(chapter, grid)
 
 
@@ -380,43 +243,15 @@ def _write_probabilities(chapter: Chapter, grid: Grid, extent: Extent) -> None:
     chapter.table(("policy", "requests a 100 ms", "Poisson tail", "measured", "IDC"), rows)
 
 
-def _claim_steps(chapter: Chapter, grid: Grid) -> None:
-    for policy in (FIXED, AST):
-        losses = grid.over(S2, policy, NONE, "notification_loss")
-        stale = grid.over(S2, policy, NONE, "stale_share")
-        chapter.claim(
-            f"S2: {policy.name} raises the loss of notifications 3 times or more over none, and staleness by half",
-            losses.value >= 3 and stale.value >= 1.5,
-            f"loss {losses.write()}, staleness {stale.write()}",
-        )
-    near = grid.over(S2, RBT_PRINTED, AST, "stale_share")
-    chapter.claim("S2: RBT as printed is within 10 % of AST's staleness", abs(near.value - 1) <= 0.1, near.write())
-    quicker = grid.over(S2, AST, RBT, "response_p50_s")
-    fresher = grid.less(S2, RBT, AST, "stale_share")
-    chapter.claim(
-        "S2: repaired RBT (mediate) lowers the median response 3 times or more and staleness by 10 points or more",
-        quicker.value >= 3 and fresher <= -0.10,
-        f"{quicker.write()}, {_points(fresher)}",
-    )
-    missed = {policy.name: grid.mean(S2, policy, "missed_share") for policy in (LIGHT, RBT)}
-    chapter.claim(
-        "S2: light misses more than half of lasting congestion, mediate at most 1 %",
-        missed[LIGHT.name] > 0.5 and missed[RBT.name] <= 0.01,
-        ", ".join(f"{name}: {share:.1%}" for name, share in missed.items()),
-    )
-
-
 def _claim_design(chapter: Chapter, grid: Grid) -> None:
-    _claim_conflation(chapter, grid, S2)
-    against = "S2: {} of the full design against AST"
-    stale = grid.over(S2, FULL_DESIGN, AST, "stale_share")
-    _claim_at_most(chapter, against.format("stale time"), stale, FULL_STALE_RATIO)
-    response = grid.over(S2, FULL_DESIGN, AST, "response_p50_s")
-    _claim_at_most(chapter, against.format("median response"), response, FULL_RESPONSE_RATIO)
-    backoff = grid.over(S2, RBT, AST, "stale_share")
-    _claim_at_most(chapter, "S2: stale time of repaired step 4 (mediate) against AST", backoff, BACKOFF_STALE_RATIO)
-    alone = grid.over(S2, NO_HINTS, AST, "stale_share")
-    _claim_at_most(chapter, "S2: stale time of clients without any hint against AST", alone, BACKOFF_STALE_RATIO)
+    claims.claim_conflation(chapter, grid, S2)
+    for policy, theirs, what, measure, at_most in (
+        (FULL_DESIGN, AST, "stale time", "stale_share", FULL_STALE_RATIO),
+        (FULL_DESIGN, AST, "median response", "response_p50_s", FULL_RESPONSE_RATIO),
+        (RBT, AST, "stale time", "stale_share", BACKOFF_STALE_RATIO),
+        (NO_HINTS, AST, "stale time", "stale_share", BACKOFF_STALE_RATIO),
+    ):
+        claims.claim_at_most(chapter, grid, S2, what, policy, theirs, measure, at_most)
     dispersions = {policy: grid.mean(S2, policy, "dispersion") for policy in (SLOTS, AST)}
     chapter.claim(
         "S2: requests at slots are nearly a Poisson flow (IDC at most 2), those of AST are none (10 or more)",
@@ -431,15 +266,6 @@ def _claim_design(chapter: Chapter, grid: Grid) -> None:
     )
 
 
-def _claim_conflation(chapter: Chapter, grid: Grid, scenario: str) -> None:
-    stale, age = (grid.over(scenario, CONFLATION, AST, measure) for measure in ("stale_share", "age_s"))
-    chapter.claim(
-        f"{scenario}: conflation alone halves AST's staleness and divides its age by 5",
-        stale.value <= 0.5 and age.value <= 0.2,
-        f"{stale.write()} and {age.write()}",
-    )
-
-
 # Clients that give up.
 
 
@@ -449,21 +275,11 @@ def _write_impatient(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid.run("impatient clients", run)
     chapter.section("W: clients that give up after a second")
     chapter.say("The same overload; the broker does not know that a client has given up, and serves it in vain.")
-    _write_rows(chapter, grid, [W], IMPATIENT_POLICIES, (*_COLUMNS[:5], *_SERVICE))
+    write_rows(chapter, grid, [W], IMPATIENT_POLICIES, (*CORE, *SERVICE))
     chapter.data("control_impatient_clients", grid.table(), "W, all policies and seeds")
-    wasted = {policy: grid.mean(W, policy, "wasted_share") for policy in (AST, RBT)}
-    served_per_s = request_pool.steady_overload().lanes / request_pool.steady_overload().query_s * extent.size
-    useful = grid.mean(W, RBT, "goodput_per_s") / served_per_s
-    chapter.claim(
-        "W: AST wastes over 90 % of what is served; repaired RBT under 10 %",
-        wasted[AST] > 0.9 and wasted[RBT] < 0.1,
-        f"{wasted[AST]:.1%} and {wasted[RBT]:.1%}",
-    )
-    chapter.claim(
-        "W: repaired RBT keeps 45 % of the capacity for useful queries", useful >= 0.45, f"{useful:.0%} of it"
-    )
-    stale = grid.over(W, FULL_DESIGN, AST, "stale_share")
-    chapter.claim("W: the full design is fresher than AST", stale.value < 1, stale.write())
+    base = request_pool.steady_overload()
+    claims.claim_patience(chapter, grid, W, base.lanes / base.query_s * extent.size)
+    claims.claim_fresher(chapter, grid, W)
 
 
 # Bursts.
@@ -481,43 +297,18 @@ def _write_bursts(chapter: Chapter, extent: Extent, run: Run) -> None:
         + ". Spreading a burst cannot make it fresher, as first come first served already works at full speed: "
         "what it gains is the time of bystanders, refusals and timeouts."
     )
-    _write_rows(chapter, grid, list(BURSTS), BURST_POLICIES, _COLUMNS)
+    write_rows(chapter, grid, list(BURSTS), BURST_POLICIES, _COLUMNS)
     chapter.data("control_bursts", grid.table(), "S1, S1c, S1d and S4, all policies and seeds")
     _claim_bursts(chapter, grid)
 
 
 def _claim_bursts(chapter: Chapter, grid: Grid) -> None:
-    costs = grid.less("S1", RBT, AST, "stale_share")
-    spared = grid.over("S1", RBT, AST, "bystander_p99_s")
-    chapter.claim(
-        "S1: RBT makes a burst no fresher (0 to 3 points staler) and lowers the p99 of bystanders by 20 % or more",
-        0 <= costs <= 0.03 and spared.value <= 0.8,
-        f"{_points(costs)}, {spared.write()}",
-    )
-    for name in ("S1", "S4"):
-        response, bystander = (grid.over(name, SPREAD, AST, p99) for p99 in ("response_p99_s", "bystander_p99_s"))
-        stale = grid.less(name, SPREAD, AST, "stale_share")
-        chapter.claim(
-            f"{name}: the spread lowers p99 of responses and of bystanders by 70 %, for less than a point of staleness",
-            response.value <= 0.3 and bystander.value <= 0.3 and stale < 0.01,
-            f"{response.write()} and {bystander.write()}, {_points(stale)}",
-        )
-    text = "S1: p99 of bystanders with the spread against without"
-    _claim_at_most(chapter, text, grid.over("S1", SPREAD, AST, "bystander_p99_s"), SPREAD_BYSTANDER_RATIO)
-    dispersion = grid.over("S1", SPREAD, AST, "dispersion")
-    _claim_at_most(chapter, "S1: IDC of requests with the spread against without", dispersion, SPREAD_DISPERSION_RATIO)
-    summed, alone = (grid.over("S1", policy, RBT, "stale_share") for policy in (CODEL_SUM, CODEL_RBT))
-    chapter.claim(
-        "S1: CoDel makes a burst 3 times staler, unless only the backoff is waited after a refusal",
-        summed.value >= 3 and alone.value < 3,
-        f"{summed.write()}; {alone.write()} with the backoff alone",
-    )
-    worse = {name: grid.less(name, FULL_DESIGN, AST, "stale_share") for name in BURSTS}
-    chapter.claim(
-        "S1, S1c, S1d, S4: the full design is at most half a point staler than AST",
-        max(worse.values()) <= 0.005,
-        ", ".join(f"{name}: {_points(points)}" for name, points in worse.items()),
-    )
+    claims.claim_burst(chapter, grid, "S1")
+    claims.claim_spread(chapter, grid, "S4")
+    what = "p99 of bystanders"
+    claims.claim_at_most(chapter, grid, "S1", what, SPREAD, AST, "bystander_p99_s", SPREAD_BYSTANDER_RATIO)
+    claims.claim_at_most(chapter, grid, "S1", "IDC", SPREAD, AST, "dispersion", SPREAD_DISPERSION_RATIO)
+    claims.claim_no_staler(chapter, grid, list(BURSTS))
 
 
 # Less capacity for a minute.
@@ -530,12 +321,11 @@ def _write_drops(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid.run("capacity drops", run)
     chapter.section("S3, S3p: a quarter of the capacity for a minute, and the minute after")
     chapter.say("An update every 2 s on average; everything takes four times as long from 60 s to 120 s.")
-    _write_rows(chapter, grid, list(DROPS), DROP_POLICIES, _COLUMNS)
+    write_rows(chapter, grid, list(DROPS), DROP_POLICIES, _COLUMNS)
     chapter.data("control_capacity_drop", grid.table(), "S3 and S3p, all policies and seeds")
     for name in DROPS:
-        stale = grid.over(name, FULL_DESIGN, AST, "stale_share")
-        chapter.claim(f"{name}: the full design is fresher than AST", stale.value < 1, stale.write())
-    _claim_conflation(chapter, grid, "S3")
+        claims.claim_fresher(chapter, grid, name)
+    claims.claim_conflation(chapter, grid, "S3")
 
 
 # No overload.
@@ -548,27 +338,11 @@ def _write_calm(chapter: Chapter, extent: Extent, run: Run) -> None:
     grid.run("no overload", run)
     chapter.section("No overload: losses that are not caused by load")
     chapter.say("What AST was made for: notifications get lost at random, and the broker has time for checks.")
-    _write_rows(chapter, grid, list(CALM), CALM_POLICIES, (*_COLUMNS[:5], *_DETECTION))
+    write_rows(chapter, grid, list(CALM), CALM_POLICIES, (*CORE, *DETECTION))
     chapter.data("control_no_overload", grid.table(), "rare updates and three rates of loss, all policies and seeds")
-    alarms = {policy: grid.mean(LIGHT_LOADS[1], policy, "false_alarm_share") for policy in (RIGOROUS_MEAN, RIGOROUS)}
-    chapter.claim(
-        "calm: rigorous by the mean raises 25 % to 45 % false alarms, by the request's own processing time at most 1 %",
-        0.25 <= alarms[RIGOROUS_MEAN] <= 0.45 and alarms[RIGOROUS] <= 0.01,
-        f"{alarms[RIGOROUS_MEAN]:.1%} and {alarms[RIGOROUS]:.1%}",
-    )
-    worse = {name: grid.less(name, FULL_DESIGN, AST, "stale_share") for name in LIGHT_LOADS}
-    chapter.claim(
-        "calm: the full design is at most half a point staler than AST",
-        max(worse.values()) <= 0.005,
-        ", ".join(f"{name}: {_points(points)}" for name, points in worse.items()),
-    )
-    ratio = grid.over(RANDOM_LOSS, AST, NONE, "stale_share")
-    both = [f"{grid.mean(RANDOM_LOSS, policy, 'stale_share'):.1%}" for policy in (NONE, AST)]
-    chapter.claim(
-        f"{RANDOM_LOSS}: AST has at most 0.6 times the staleness of none",
-        ratio.value <= 0.6,
-        f"{both[0]} to {both[1]}: {ratio.write()}",
-    )
+    claims.claim_alarms(chapter, grid, LIGHT_LOADS[1])
+    claims.claim_no_staler(chapter, grid, LIGHT_LOADS)
+    claims.claim_random_loss(chapter, grid, RANDOM_LOSS)
 
 
 # The number of clients.
@@ -583,36 +357,10 @@ def _write_sizes(chapter: Chapter, extent: Extent, run: Run) -> None:
     chapter.section("From few clients to too many")
     chapter.say("The scenario S2 with other numbers of clients.")
     caption = "Staleness, and p99 of bystanders, against the number of clients."
-    chapter.picture("control_clients", _draw_sizes(grid, extent), caption)
+    chapter.picture("control_clients", draw_sizes(grid, extent.sizes, SIZE_POLICIES), caption)
     chapter.data("control_clients", grid.table(), "S2 by number of clients")
     largest = str(max(extent.sizes))
     stale = grid.over(largest, FULL_DESIGN, NONE, "stale_share")
     chapter.claim(
         f"{largest} clients: the full design is no staler than no checks at all", stale.value <= 1, stale.write()
     )
-
-
-def _draw_sizes(grid: Grid, extent: Extent) -> Figure:
-    figure, panels = pictures.new_figure(2)
-    measures = (
-        ("stale_share", "Staleness", "stale [share]"),
-        ("bystander_p99_s", "What bystanders feel", "p99 of their response times [s]"),
-    )
-    drawn = []
-    for axes, (measure, title, y) in zip(panels, measures, strict=True):
-        lines = [
-            pictures.Line(
-                policy.name,
-                look,
-                extent.sizes,
-                [grid.estimate(str(size), policy.name, measure) for size in extent.sizes],
-            )
-            for policy, look in SIZE_POLICIES.items()
-        ]
-        pictures.draw_lines(axes, lines)
-        pictures.name_axes(axes, title, "clients", y)
-        axes.set_ylim(bottom=0)
-        drawn.append((axes, lines))
-    for axes, lines in drawn:
-        pictures.label_ends(figure, axes, lines)
-    return figure

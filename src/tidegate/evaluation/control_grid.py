@@ -1,0 +1,124 @@
+"""Scenarios x policies x seeds of active control, simulated or measured, and how their outcomes are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from matplotlib.figure import Figure
+
+from tidegate.evaluation import pictures
+from tidegate.evaluation.control_policies import Policy
+from tidegate.evaluation.grid import SeededGrid
+from tidegate.evaluation.report import Chapter, Ratio
+from tidegate.simulation.request_pool import Case, Parameters
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is run. `size` makes all brokers and their clients smaller, and as much slower, to try the chapter."""
+
+    seeds: Sequence[int]
+    sizes: Sequence[int]
+    """Numbers of clients of the last picture."""
+    size: float = 1.0
+
+
+class Grid(SeededGrid[Case]):
+    """The outcomes of scenarios x policies x seeds."""
+
+    def __init__(self, extent: Extent) -> None:
+        super().__init__()
+        self._extent = extent
+
+    def add(self, scenario: str, parameters: Parameters, policies: Sequence[Policy], first_s: float = 4.0) -> None:
+        for policy in policies:
+            settled = resized(replace(parameters, **policy.broker), self._extent.size)
+            control = replace(policy.control, interval=replace(policy.control.interval, first_s=first_s))
+            for seed in self._extent.seeds:
+                self.add_case(scenario, policy.name, Case(settled, control, seed))
+
+    def mean(self, scenario: str, policy: Policy, measure: str) -> float:
+        return self.estimate(scenario, policy.name, measure).mean
+
+    def over(self, scenario: str, ours: Policy, theirs: Policy, measure: str) -> Ratio:
+        return self.ratio(scenario, ours.name, theirs.name, measure)
+
+    def less(self, scenario: str, ours: Policy, theirs: Policy, measure: str) -> float:
+        """By how much ours is above theirs; negative when it is below."""
+        return self.difference(scenario, ours.name, theirs.name, measure).mean
+
+
+def resized(parameters: Parameters, size: float) -> Parameters:
+    """So much smaller in clients and in speed that it is as loaded as before."""
+    return replace(
+        parameters,
+        clients=max(parameters.lanes, round(parameters.clients * size)),
+        query_s=parameters.query_s / size,
+        cached_query_s=parameters.cached_query_s / size,
+        notification_s=parameters.notification_s / size,
+        probes_per_s=parameters.probes_per_s * size,
+    )
+
+
+Column: TypeAlias = tuple[str, str, int, float]
+"""Its title, what it shows, with how many digits, and what turns the unit."""
+CORE: Sequence[Column] = (
+    ("stale [%]", "stale_share", 1, 100.0),
+    ("age [ms]", "age_s", 0, 1000.0),
+    ("p50 [ms]", "response_p50_s", 1, 1000.0),
+    ("p99 [ms]", "response_p99_s", 0, 1000.0),
+    ("p99.9 [ms]", "response_p999_s", 0, 1000.0),
+    ("requests a minute", "requests_per_minute", 1, 1.0),
+)
+LOAD: Sequence[Column] = (
+    ("refused [%]", "refused_share", 1, 100.0),
+    ("notifications lost [%]", "notification_loss", 1, 100.0),
+    ("bystander p99 [ms]", "bystander_p99_s", 0, 1000.0),
+)
+CROWD: Sequence[Column] = (("IDC", "dispersion", 1, 1.0), ("peak a 100 ms", "peak_requests", 0, 1.0))
+DETECTION: Sequence[Column] = (
+    ("false alarms [%]", "false_alarm_share", 1, 100.0),
+    ("missed [%]", "missed_share", 1, 100.0),
+)
+SERVICE: Sequence[Column] = (
+    ("goodput [1/s]", "goodput_per_s", 0, 1.0),
+    ("wasted [%]", "wasted_share", 1, 100.0),
+    ("timed out [%]", "timed_out_share", 1, 100.0),
+)
+FAIRNESS: Sequence[Column] = (("fairness", "fairness", 3, 1.0),)
+
+
+def write_rows(
+    chapter: Chapter, grid: Grid, scenarios: Sequence[str], policies: Sequence[Policy], columns: Sequence[Column]
+) -> None:
+    """The name of a scenario stands at its first row."""
+    rows = []
+    for scenario in scenarios:
+        for policy in policies:
+            cells = [grid.estimate(scenario, policy.name, name).write(d, scale) for _, name, d, scale in columns]
+            rows.append((scenario if policy is policies[0] else "", policy.name, *cells))
+    chapter.table(("scenario", "policy", *(title for title, *_ in columns)), rows)
+
+
+def draw_sizes(grid: Grid, sizes: Sequence[int], looks: Mapping[Policy, pictures.Look]) -> Figure:
+    """Against the number of clients, which is also the scenario's name."""
+    figure, panels = pictures.new_figure(2)
+    measures = (
+        ("stale_share", "Staleness", "stale [share]"),
+        ("bystander_p99_s", "What bystanders feel", "p99 of their response times [s]"),
+    )
+    drawn = []
+    for axes, (measure, title, y) in zip(panels, measures, strict=True):
+        lines = [
+            pictures.Line(policy.name, look, sizes, [grid.estimate(str(size), policy.name, measure) for size in sizes])
+            for policy, look in looks.items()
+        ]
+        pictures.draw_lines(axes, lines)
+        pictures.name_axes(axes, title, "clients", y)
+        axes.set_ylim(bottom=0)
+        drawn.append((axes, lines))
+    for axes, lines in drawn:
+        pictures.label_ends(figure, axes, lines)
+    return figure
