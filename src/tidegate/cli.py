@@ -375,10 +375,9 @@ def _add_evaluate(commands: Any) -> None:
     control.add_argument(
         "--jobs",
         type=int,
-        default=1,
         metavar="N",
-        help="runs of real clients at a time, each of about half a core; where the machine is too slow for so many, "
-        "runs are thrown away and made again (default: 1)",
+        help="runs of real clients at a time (default: one on two cores, four with --short); where the machine is too "
+        "slow for so many, runs are thrown away and made again",
     )
     add_spark_options(control, default="without Spark, one simulation after another")
 
@@ -392,9 +391,10 @@ def _evaluate_control(options: argparse.Namespace) -> int:
             f"the evaluation needs {error.name}, which is not installed",
             "pip install 'tidegate[server,evaluation]'",
         ) from error
-    if options.jobs < 1:
+    if options.jobs is not None and options.jobs < 1:
         raise ConfigError("C413", f"--jobs is {options.jobs}", "one at a time at least")
-    command = f"tidegate evaluate control{' --short' * options.short} --out {options.out} --jobs {options.jobs}"
+    jobs = f" --jobs {options.jobs}" if options.jobs else ""
+    command = f"tidegate evaluate control{' --short' * options.short} --out {options.out}{jobs}"
     over_spark = simulated_over(lambda: session(options, "evaluate control"))
     chapters = (over_spark if options.master else write_simulated, measured_by(options.jobs))
     print(evaluate_control(options.out, is_short=options.short, command=command, chapters=chapters))

@@ -36,7 +36,7 @@ def simulated_over(session: Callable[[], AbstractContextManager[SparkSession]]) 
     return write_chapter
 
 
-def measured_by(jobs: int) -> WriteChapter:
+def measured_by(jobs: int | None) -> WriteChapter:
     """The chapter on real clients, with so many runs at a time."""
 
     def write_chapter(out: Path, is_short: bool) -> Chapter:

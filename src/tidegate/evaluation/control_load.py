@@ -42,7 +42,7 @@ BYSTANDERS: Final = 8
 END: Final = b"</SSAP_message>"
 OUT_OF_RESOURCES: Final = b"OutOfResources"
 OPEN_S: Final = 60.0
-OPENING_AT_ONCE: Final = 50
+OPENING_AT_ONCE: Final = 10
 REQUEST_S: Final = 60.0
 """When a processor gives up that never does: long after the measurement."""
 LAG_LOOK_S: Final = 0.01
@@ -302,8 +302,11 @@ async def _open_all(
         processor = _Processor(address, number, case, states, observed)
         processor.query = PersistentQuery(processor, case.control, tasks, OPEN_S, timeout_s)
         queries.append(processor.query)
+    between_s = case.parameters.join_within_s * OPENING_AT_ONCE / len(queries)
     for start in range(0, len(queries), OPENING_AT_ONCE):
+        due_s = time.perf_counter() + between_s
         await asyncio.gather(*(query.__aenter__() for query in queries[start : start + OPENING_AT_ONCE]))
+        await asyncio.sleep(due_s - time.perf_counter())
     return queries
 
 

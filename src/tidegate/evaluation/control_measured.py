@@ -8,6 +8,7 @@ evaluation that was ended goes on from there, and changed code measures anew.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -79,10 +80,21 @@ class MeasuredExtent(Extent):
     """Between the updates of a slide-show."""
     tries_max: int = 3
     """The last one stays, and its lag is in the data."""
+    jobs_per_core: float = 0.5
+    """What its runs leave room for."""
 
 
 FULL = MeasuredExtent(seeds=range(1, 6), sizes=(100, 300, 3000), size=0.5)
-SHORT = MeasuredExtent(seeds=(1,), sizes=(60,), size=0.1, repetitions=1, warm_up_s=1.0, measured_s=3.0, burst_s=2.0)
+SHORT = MeasuredExtent(
+    seeds=(1,),
+    sizes=(60,),
+    size=0.1,
+    repetitions=1,
+    warm_up_s=3.0,
+    measured_s=10.0,
+    burst_s=5.0,
+    jobs_per_core=2.0,
+)
 
 OVERLOAD_ARMS = (
     NONE,
@@ -115,7 +127,9 @@ ALARMS = list(CALM_LOSSES)[1]
 CALM_EVERY_S = 5.0
 
 
-def write_chapter(out: Path, extent: MeasuredExtent, jobs: int = 1) -> Chapter:
+def write_chapter(out: Path, extent: MeasuredExtent, jobs: int | None = None) -> Chapter:
+    """`jobs` runs at a time; without it, as many as the machine should bear."""
+    jobs = jobs or max(1, int(extent.jobs_per_core * len(os.sched_getaffinity(0))))
     chapter = Chapter(out, "Real clients and a real broker")
     bench = Bench(out / "measured", jobs, extent.tries_max)
     clients = round(extent.size * Parameters.clients)
@@ -285,6 +299,7 @@ def _draw_overload(grid: Grid, simulated: Grid) -> Figure:
         pictures.name_axes(panel, title, x, "")
     left.set_xlim(left=0)
     right.set_xscale("log")
+    pictures.set_x_ticks(right, (10, 100, 1000))
     right.set_yticklabels([])
     left.legend(frameon=False, fontsize=9)
     return figure

@@ -56,9 +56,12 @@ class Estimate:
         return self.mean + self.half_width < 0
 
     def write(self, digits: int = 0, scale: float = 1.0) -> str:
-        """`4,012 ± 9`; `scale` turns the unit, as 1000 does seconds into milliseconds."""
+        """`4,012 ± 9`, or without an interval where there is none; `scale` turns the unit, as 1000 does seconds into
+        milliseconds."""
         if isnan(self.mean):
             return "-"
+        if isnan(self.half_width):
+            return f"{self.mean * scale:,.{digits}f}"
         return f"{self.mean * scale:,.{digits}f} ± {self.half_width * scale:,.{digits}f}"
 
 
