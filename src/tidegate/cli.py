@@ -367,7 +367,7 @@ def _add_evaluate(commands: Any) -> None:
         _evaluate_control,
         "Compare the ways to pace the checks of many clients, simulated and on a real broker: report, Parquet, "
         "pictures.",
-        "tidegate evaluate control --short --out results    # some minutes; without --short two hours\n"
+        "tidegate evaluate control --short --out results    # some minutes; without --short an hour and a half\n"
         "tidegate evaluate control --out results --master 'local[*]'    # simulates on all cores",
     )
     control.add_argument("--short", action="store_true", help="fewer seeds and clients, shorter runs")

@@ -1,6 +1,8 @@
 """What is claimed of active control, held or not by whatever a grid of runs gave: simulated and measured alike.
 
-Claims and their limits were written down before the runs. A claim of a ratio or a difference is decided by the means.
+Most of them, and their limits, were written down before any run; those of the IDC, of fairness, of clients without
+hints, and of how near simulated and measured are, when first figures were known. A claim of a ratio or a difference is
+decided by the means.
 """
 
 from __future__ import annotations

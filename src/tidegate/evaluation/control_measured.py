@@ -2,7 +2,9 @@
 
 Runs are the same cases as the simulation's, in real time: what the two give stands side by side. Arms are interleaved,
 forwards and backwards, so that a machine that gets slower favours none. A run is kept in a file of its own: an
-evaluation that was ended goes on from there, and changed code measures anew.
+evaluation that was ended goes on from there, and changed control, clients or broker are measured anew.
+
+What may go wrong: the machine is too slow, so that runs are thrown away, made again, and in the end kept as late.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The chapter on the simulated request pool: what active control does for an overloaded broker, and what does better.
 
 Every table is a grid of scenarios (a broker and its load) and policies (how clients are paced, and what the broker does
-about it), each run with several seeds. The same seed gives all policies the same updates. Claims and their limits were
-written down before the runs, and are marked held or not by what these gave.
+about it), each run with several seeds. The same seed gives all policies the same updates. Claims are marked held or not
+by what the runs gave; control_claims says which were written down before any.
 """
 
 from __future__ import annotations
@@ -183,8 +183,9 @@ congested, *missed* are those that waited over 100 ms and were not. *IDC* is the
   one notification a subscription and merges newer ones into it. The **full design** has them all, prefers
   notifications 12:1 to requests, and takes notifications for checks.
 
-A claim of a ratio or a difference is decided by the means. What counts as a false alarm was settled after first
-results: at first it was a wait of less than 10 ms, of which rigorous rightly complains."""
+A claim of a ratio or a difference is decided by the means. The claims of the IDC, of fairness and of clients without
+hints were added when first figures were known, the others before any run. What counts as a false alarm was settled
+after first results: at first it was a wait of less than 10 ms, of which rigorous rightly complains."""
 
 _COLUMNS = (*CORE, *LOAD, *CROWD)
 
