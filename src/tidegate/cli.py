@@ -23,10 +23,11 @@ from tidegate.client import Connection, Delivery, DurableSubscription, Subscript
 from tidegate.cluster_commands import add_cluster, add_slice
 from tidegate.command_line import add_client_options, add_command, connect_to, read_lines
 from tidegate.errors import BadInput, ConfigError, NoSuchQueue, NotificationError, TidegateError
+from tidegate.evaluation_commands import add_evaluate
 from tidegate.filters import Filter
 from tidegate.knowledge_commands import add_insert, add_knowledge, add_query
 from tidegate.notification import PAYLOAD, check, parse_value
-from tidegate.pipeline_commands import add_pipeline, add_spark_options, session
+from tidegate.pipeline_commands import add_pipeline
 from tidegate.queue_commands import add_queue
 from tidegate.scaling_commands import add_autoscale, add_layers, add_replace, add_scale
 
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         _add_why,
         _add_top,
         _add_replay,
-        _add_evaluate,
+        add_evaluate,
         _add_demo,
         _add_config,
     ):
@@ -330,105 +331,6 @@ def _top(options: argparse.Namespace) -> int:
     if options.interval < 0.1:
         raise ConfigError("C413", f"--interval is {options.interval}", "look at most ten times a second")
     return asyncio.run(watch(connect_to(options, "top"), options.interval, options.count))
-
-
-# evaluate
-
-
-def _add_evaluate(commands: Any) -> None:
-    parser = commands.add_parser("evaluate", help="Make the papers' experiments again, and go beyond them.")
-    experiments = parser.add_subparsers(dest="experiment", required=True, metavar="EXPERIMENT")
-    queues = add_command(
-        experiments,
-        "queues",
-        _evaluate_queues,
-        "Compare the ways to dequeue, simulated and on a real broker, over LMDB and Redis: report, Parquet, pictures.",
-        "tidegate evaluate queues --short --out results    # some minutes; without --short half an hour\n"
-        "tidegate evaluate queues --out results --master 'local[*]'    # simulates on all cores",
-    )
-    queues.add_argument("--short", action="store_true", help="fewer seeds, shorter runs: trust the directions")
-    queues.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
-    add_spark_options(queues, default="without Spark, one simulation after another")
-
-    elasticity = add_command(
-        experiments,
-        "elasticity",
-        _evaluate_elasticity,
-        "Scale real layers while everything flows, with both switches, and measure what more slices carry: report, "
-        "Parquet, pictures.",
-        "tidegate evaluate elasticity --short --out results    # some minutes; without --short twenty",
-    )
-    elasticity.add_argument("--short", action="store_true", help="fewer subscriptions, shorter runs")
-    elasticity.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
-
-    control = add_command(
-        experiments,
-        "control",
-        _evaluate_control,
-        "Compare the ways to pace the checks of many clients, simulated and on a real broker: report, Parquet, "
-        "pictures.",
-        "tidegate evaluate control --short --out results    # some minutes; without --short an hour and a half\n"
-        "tidegate evaluate control --out results --master 'local[*]'    # simulates on all cores",
-    )
-    control.add_argument("--short", action="store_true", help="fewer seeds and clients, shorter runs")
-    control.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory of the report")
-    control.add_argument(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="runs of real clients at a time (default: one on two cores, four with --short); where the machine is too "
-        "slow for so many, runs are thrown away and made again",
-    )
-    add_spark_options(control, default="without Spark, one simulation after another")
-
-
-def _evaluate_control(options: argparse.Namespace) -> int:
-    try:
-        from tidegate.evaluation.control import evaluate_control, measured_by, simulated_over, write_simulated
-    except ImportError as error:
-        raise ConfigError(
-            "C412",
-            f"the evaluation needs {error.name}, which is not installed",
-            "pip install 'tidegate[server,evaluation]'",
-        ) from error
-    if options.jobs is not None and options.jobs < 1:
-        raise ConfigError("C413", f"--jobs is {options.jobs}", "one at a time at least")
-    jobs = f" --jobs {options.jobs}" if options.jobs else ""
-    command = f"tidegate evaluate control{' --short' * options.short} --out {options.out}{jobs}"
-    over_spark = simulated_over(lambda: session(options, "evaluate control"))
-    chapters = (over_spark if options.master else write_simulated, measured_by(options.jobs))
-    print(evaluate_control(options.out, is_short=options.short, command=command, chapters=chapters))
-    return 0
-
-
-def _evaluate_elasticity(options: argparse.Namespace) -> int:
-    try:
-        from tidegate.evaluation.elasticity import evaluate_elasticity
-    except ImportError as error:
-        raise ConfigError(
-            "C412",
-            f"the evaluation needs {error.name}, which is not installed",
-            "pip install 'tidegate[server,cluster,evaluation]'",
-        ) from error
-    command = f"tidegate evaluate elasticity{' --short' * options.short} --out {options.out}"
-    print(evaluate_elasticity(options.out, is_short=options.short, command=command))
-    return 0
-
-
-def _evaluate_queues(options: argparse.Namespace) -> int:
-    try:
-        from tidegate.evaluation.queues import evaluate_queues, simulated_over, write_measured, write_simulated
-    except ImportError as error:
-        raise ConfigError(
-            "C412",
-            f"the evaluation needs {error.name}, which is not installed",
-            "pip install 'tidegate[server,redis,evaluation]'",
-        ) from error
-    command = f"tidegate evaluate queues{' --short' * options.short} --out {options.out}"
-    over_spark = simulated_over(lambda: session(options, "evaluate queues"))
-    chapters = (over_spark if options.master else write_simulated, write_measured)
-    print(evaluate_queues(options.out, is_short=options.short, command=command, chapters=chapters))
-    return 0
 
 
 # demo, config

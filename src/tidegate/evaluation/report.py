@@ -178,7 +178,7 @@ def _processor() -> str:
 
 @dataclass
 class Progress:
-    """A line on standard error that grows with the work, when a person looks on."""
+    """A line on standard error that grows with the work, when a person looks on; in a log, one when it is done."""
 
     what: str
     total: int
@@ -186,6 +186,7 @@ class Progress:
 
     def advance(self, steps: int) -> None:
         self.done += steps
-        if sys.stderr.isatty():
-            end = "\n" if self.done >= self.total else ""
-            print(f"\r{self.what}: {self.done} of {self.total}", end=end, file=sys.stderr, flush=True)
+        is_done, is_watched = self.done >= self.total, sys.stderr.isatty()
+        if is_done or is_watched:
+            line = f"{self.what}: {self.done} of {self.total}"
+            print(f"\r{line}" if is_watched else line, end="\n" * is_done, file=sys.stderr, flush=True)

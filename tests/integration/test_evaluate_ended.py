@@ -1,0 +1,59 @@
+"""An evaluation that is told to end leaves nothing of what it has started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+WAIT_S = 60
+PROCESSES = 4
+"""The cluster that is measured has more."""
+
+
+def test_whatever_an_evaluation_has_started_ends_with_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidegate", "evaluate", "elasticity", "--short", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as evaluation:
+        deadline_s = time.monotonic() + WAIT_S
+        while len(started := descendants_of(evaluation.pid)) < PROCESSES:
+            assert evaluation.poll() is None
+            assert time.monotonic() < deadline_s, started
+            time.sleep(0.1)
+        evaluation.terminate()
+        assert evaluation.wait(WAIT_S) == 128 + signal.SIGTERM
+    left = {pid: about for pid, about in started.items() if is_running(pid)}
+    assert not left
+
+
+def descendants_of(pid: int) -> dict[int, str]:
+    """Their commands."""
+    parents = {}
+    for directory in Path("/proc").glob("[0-9]*"):
+        try:
+            parents[int(directory.name)] = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has ended meanwhile
+    found: dict[int, str] = {}
+    for child, parent in sorted(parents.items()):
+        ancestor = parent
+        while ancestor not in (pid, 0):
+            ancestor = parents.get(ancestor, 0)
+        if ancestor == pid:
+            found[child] = command_of(child)
+    return found
+
+
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
