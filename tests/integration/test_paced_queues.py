@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 from broker_process import BrokerProcess
 
-from tidegate import Message, Overloaded, Queue, connect
+from tidegate import Message, NewMessage, Overloaded, Queue, connect
 from tidegate.listeners.native_queues import REQUESTS_MAX
 
 
@@ -29,6 +30,25 @@ def test_a_put_into_a_full_queue_waits_until_there_is_room_and_is_kept_once(brok
                     taken += [message.body for message in await _take_and_delete(queue)]
             assert sorted(taken) == [0, 1, 2, 3, 4, 5]
             assert await queue.take(wait_s=0.0) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_numbered_batch_waits_for_room_and_is_kept_once(broker: BrokerProcess) -> None:
+    async def scenario() -> None:
+        async with connect(broker.native) as connection:
+            queue = connection.queue("paced-batch")
+            await queue.create(messages_max=2, physical_queues=1)
+            await queue.put([0, 1])
+            batch = [NewMessage(msgspec.Raw(body)) for body in (b"2", b"3")]
+            putting = asyncio.create_task(queue.put_batch(batch, producer="job", number=1, wait_s=60.0))
+            await asyncio.sleep(0.3)
+            assert not putting.done()
+            assert len(await _take_and_delete(queue)) == 2
+            async with asyncio.timeout(60):
+                assert (await putting).accepted == 2
+            assert (await queue.put_batch(batch, producer="job", number=1)).duplicates == 2
+            assert len(await _take_and_delete(queue)) == 2
 
     asyncio.run(scenario())
 

@@ -126,16 +126,19 @@ class Queue:
             )
         return enqueued
 
-    async def put_batch(self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int) -> Enqueued:
+    async def put_batch(
+        self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int, wait_s: float = 0.0
+    ) -> Enqueued:
         """Puts messages, or such that are encoded already, as a numbered batch: for as long as the queue exists, one
         whose number is not above those that `producer` has put before is a repetition, in whatever order its messages
         come, and nothing of it is kept. So a program that has died in the middle repeats its last batch.
 
         Numbers are from 1 and go up, one call at a time. A batch must fit one frame: cut a larger one, always in the
-        same way, and give each part a number."""
+        same way, and give each part a number. `wait_s` as of `put`."""
         if not producer:
             raise QueueError("Q915", f"batch {number} has no producer", "name one, the same whenever it is repeated")
         await self._requests.up()
+        deadline_s = asyncio.get_running_loop().time() + wait_s
         encoded = [_encode(message) for message in messages]
         room, size = self._room(), sum(map(len, encoded)) + len(producer.encode())
         if size > room or len(encoded) > BATCH_MESSAGES_MAX:
@@ -150,8 +153,7 @@ class Queue:
             "number": number,
             "messages": msgspec.Raw(join_maps(encoded)),
         }
-        enqueued: Enqueued = decode_body(await self._requests.enqueue(_encode(fields)), Enqueued)
-        return enqueued
+        return await self._enqueue(_encode(fields), deadline_s)
 
     # Consuming.
 
@@ -237,7 +239,7 @@ class Queue:
     # Inside.
 
     async def _enqueue(self, body: bytes, deadline_s: float) -> Enqueued:
-        """Its messages have names: what is tried again is kept once."""
+        """Its messages have names, or it has a number: what is tried again is kept once."""
         loop = asyncio.get_running_loop()
         pace = RetryPace(random.random)
         while True:

@@ -259,8 +259,10 @@ class SyncQueue:
     def put_messages(self, messages: Sequence[NewMessage], *, wait_s: float = 0.0) -> Enqueued:
         return self._connection.call(self._queue.put_messages(messages, wait_s=wait_s))
 
-    def put_batch(self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int) -> Enqueued:
-        return self._connection.call(self._queue.put_batch(messages, producer=producer, number=number))
+    def put_batch(
+        self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int, wait_s: float = 0.0
+    ) -> Enqueued:
+        return self._connection.call(self._queue.put_batch(messages, producer=producer, number=number, wait_s=wait_s))
 
     def take(self, **options: Any) -> list[Message]:
         return self._connection.call(self._queue.take(**options))

@@ -17,6 +17,7 @@ repeated with other rows than before, because the query was changed or is not de
 
 from __future__ import annotations
 
+import random
 import secrets
 import time
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tidegate.client import Connection
+from tidegate.client.control import RetryPace
 from tidegate.errors import ConfigError, Overloaded
 from tidegate.pipeline.broker_link import ask, run, within
 from tidegate.pipeline.options import SinkOptions
@@ -133,9 +135,10 @@ def _cut(messages: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _put(options: SinkOptions, part: list[bytes], producer: str, number: int) -> int:
-    """How many of them were there before. A queue that is full is tried again, when it says so."""
+    """How many of them were there before. A queue that is full is tried again, later each time."""
     messages = [msgspec.Raw(message) for message in part]
     deadline_s = time.monotonic() + options.broker.retry_timeout_s
+    pace = RetryPace(random.random)
 
     async def put(broker: Connection) -> int:
         enqueued = await broker.queue(options.queue).put_batch(messages, producer=producer, number=number)
@@ -145,9 +148,10 @@ def _put(options: SinkOptions, part: list[bytes], producer: str, number: int) ->
         try:
             return ask(options.broker, put)
         except Overloaded as error:
-            if time.monotonic() + error.retry_after_s > deadline_s:
+            wait_s = pace.on_refusal(error.retry_after_s)
+            if time.monotonic() + wait_s > deadline_s:
                 raise
-            time.sleep(error.retry_after_s)
+            time.sleep(wait_s)
 
 
 def _publish(options: SinkOptions, key: Key, notifications: list[bytes]) -> int:
