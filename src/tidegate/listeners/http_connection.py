@@ -21,8 +21,10 @@ from tidegate.listeners.json_response import error_response
 
 REQUEST_HEAD_BYTES_MAX: Final = 64 * 1024
 LINGER_S: Final = 1.0
-# An ASGI extension: a function that says whether all that was sent has been handed to the system.
+# ASGI extensions: functions that say whether all that was sent has been handed to the system, and whether the
+# connection is about to be lost, as it is when the system has refused something.
 IS_ALL_SENT: Final = "tidegate.is_all_sent"
+IS_CLOSING: Final = "tidegate.is_closing"
 
 
 class TooManyConnections(Overloaded):
@@ -103,7 +105,8 @@ class HttpConnection(HttpToolsProtocol):
             return
         refusal = self._refusal()
         self.app = self.config.loaded_app if refusal is None else _closing(refusal)
-        self.scope["extensions"] = {IS_ALL_SENT: lambda: self._is_all_sent}  # type: ignore[dict-item]
+        asked: dict[str, Any] = {IS_ALL_SENT: lambda: self._is_all_sent, IS_CLOSING: self.transport.is_closing}
+        self.scope["extensions"] = asked
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:

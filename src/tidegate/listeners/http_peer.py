@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tidegate.listeners.http_connection import IS_ALL_SENT
+from tidegate.listeners.http_connection import IS_ALL_SENT, IS_CLOSING
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ class Peer:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._is_all_sent: Callable[[], bool] = scope["extensions"][IS_ALL_SENT]
+        self._is_closing: Callable[[], bool] = scope["extensions"][IS_CLOSING]
         self._receive = receive
         self._waiting: asyncio.Task[Any] | None = None
         self._is_gone = False
@@ -68,6 +69,11 @@ class Peer:
             return False
         await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
         await send({"type": "http.response.body", "body": response.body, "more_body": True})
+        # The client may have left between head and body. No turn has passed since, in which one that has got all could
+        # have closed.
+        if self._is_closing():
+            await hear_of_losses()
+            return False
         # Waits until all is handed over, or the connection is lost.
         await send({"type": "http.response.body", "body": b"", "more_body": True})
         if not self._is_all_sent():
