@@ -189,6 +189,21 @@ def test_a_batch_larger_than_the_queue_passes_through_it(tmp_path: Path) -> None
     in_a_world(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("policy", ["block", "drop-oldest"])
+def test_a_batch_of_more_bytes_than_the_queue_passes_through_it(tmp_path: Path, policy: str) -> None:
+    async def scenario(world: World) -> None:
+        bounds = {"filter": "*", "bytes_max": 5000, "policy": policy, "physical_queues": 1}
+        await world.queues.define("small", bounds)
+        world.publish(*({"a": value, "text": "x" * 1000} for value in range(10)))
+        taken: list[int] = []
+        while 9 not in taken:
+            taken += [each[0]["a"] for each in await world.take("small", wait_s=1.0)]
+        await world.wait_acknowledged()
+        assert taken == (sorted(taken) if policy == "drop-oldest" else list(range(10)))
+
+    in_a_world(tmp_path, scenario)
+
+
 def test_a_batch_that_comes_again_after_a_restart_is_kept_once(tmp_path: Path) -> None:
     async def first(world: World) -> None:
         await world.queues.define("q", {"filter": "*"})

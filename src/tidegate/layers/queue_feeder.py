@@ -109,17 +109,17 @@ class QueueFeeder(Slice):
         return taken
 
     async def _enqueue(self, queue: str, messages: list[NewMessage]) -> None:
-        wait_s = RETRY_FIRST_S
+        wait_s, portion = RETRY_FIRST_S, len(messages)
         while messages:
             try:
                 if queue in self._followed_until_s and await self._is_put_by_others(queue, messages):
                     return
                 settings = self._queues.definition(queue).settings
                 # As many as an empty queue takes, wherever they go in it: more would wait for ever.
-                fitting = max(1, settings.messages_max // settings.physical_queues)
+                portion = min(portion, max(1, settings.messages_max // settings.physical_queues))
                 make_room = settings.policy == "drop-oldest"
-                await self._queues.enqueue(queue, messages[:fitting], make_room=make_room)
-                messages, wait_s = messages[fitting:], RETRY_FIRST_S
+                await self._queues.enqueue(queue, messages[:portion], make_room=make_room)
+                messages, wait_s, portion = messages[portion:], RETRY_FIRST_S, 2 * portion
                 continue
             except NoSuchQueue:
                 return  # dropped meanwhile, with everything in it
@@ -133,6 +133,7 @@ class QueueFeeder(Slice):
                 )
                 if not isinstance(error, Overloaded) and error.status < 500:
                     raise
+                portion = max(1, portion // 2)  # which may have more bytes than an empty queue takes
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
 
