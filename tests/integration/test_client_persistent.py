@@ -20,8 +20,11 @@ from ssap_world import SsapWorld
 from tidegate import BadInput, Unavailable, connect, connect_sync
 from tidegate.client.control import Control, IntervalSettings, Strategy
 from tidegate.client.knowledge import Knowledge
+from tidegate.client.persistent_http import HttpTransport
 from tidegate.client.persistent_query import Change, PersistentQuery
-from tidegate.knowledge.request_pool import Lane, PoolRequest, PoolSettings
+from tidegate.client.persistent_ssap import SsapTransport
+from tidegate.client.persistent_transport import Checked
+from tidegate.knowledge.request_pool import STABLE_WAIT_S, Lane, PoolRequest, PoolSettings
 
 QUICK = Control(interval=IntervalSettings(first_s=0.1, interval_s_min=0.05, interval_s_max=0.2))
 RARE = Control(interval=IntervalSettings(first_s=20.0, interval_s_max=30.0))
@@ -321,6 +324,25 @@ def test_a_check_that_the_program_asks_for_comes_at_once(broker: BrokerProcess) 
             assert query.statistics().checks == 0
             query.check_within(0.0)
             await until(lambda: query.statistics().checks == 1)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("transport", [HttpTransport, SsapTransport])
+def test_with_every_answer_the_broker_tells_which_delay_it_holds_for_stable(
+    broker: BrokerProcess, transport: type[HttpTransport | SsapTransport]
+) -> None:
+    address = broker.http if transport is HttpTransport else f"ssap://127.0.0.1:{broker.port}"
+
+    async def scenario() -> None:
+        link = await transport(address, QUERY, "", None).open("", 0)
+        link.ask(1)
+        answer = await link.read()
+        assert isinstance(answer, Checked)
+        for hints in (link.opened.hints, answer.hints):
+            assert hints.delay_s is not None
+            assert hints.delay_s >= STABLE_WAIT_S
+        link.close(is_for_good=True)
 
     asyncio.run(scenario())
 

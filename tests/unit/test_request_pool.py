@@ -9,7 +9,14 @@ import pytest
 from tidegate.errors import Overloaded
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.question import Result, Shape
-from tidegate.knowledge.request_pool import Answered, Lane, PoolRequest, PoolSettings, RequestPool
+from tidegate.knowledge.request_pool import (
+    STABLE_WAIT_S,
+    Answered,
+    Lane,
+    PoolRequest,
+    PoolSettings,
+    RequestPool,
+)
 from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
 
 PREDICATES = ["p", "q", "r"]
@@ -116,6 +123,17 @@ def test_every_request_is_answered_once_and_never_with_what_is_outdated(seed: in
     assert statistics.joined
     assert statistics.cached
     assert sum(lane.refused for lane in statistics.lanes.values()) == world.refused
+
+
+def test_what_takes_long_is_no_congestion_and_what_waits_long_is() -> None:
+    pool = RequestPool(PoolSettings(query_workers=1))
+    for ticket in range(2):
+        pool.on_request(query(ticket, str(ticket)), 0.0)
+    alone, after_it = (pool.on_done(pool.start(at_s)[0].ticket, "", at_s + 2.0)[0].load for at_s in (0.0, 2.0))
+    assert alone.delay_s_max == 2.0 + STABLE_WAIT_S
+    assert alone.delay_s <= alone.delay_s_max
+    assert after_it.delay_s_max is not None
+    assert after_it.delay_s > after_it.delay_s_max
 
 
 def test_a_thousand_who_ask_the_same_cost_one_evaluation() -> None:

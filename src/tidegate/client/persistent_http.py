@@ -29,14 +29,13 @@ class _Told(msgspec.Struct):
     refused: ErrorBody | None = None
     error: ErrorBody | None = None
     processing_s: float | None = None
+    delay_s_max: float | None = None
     interval_s: float | None = None
     spread_s: float | None = None
 
     @property
     def hints(self) -> Hints:
-        """The broker's delay_s is this request's own time, not the delay that it holds for stable: no hint is made
-        of it."""
-        return Hints(processing_s=self.processing_s, slot_s=self.interval_s)
+        return Hints(processing_s=self.processing_s, delay_s=self.delay_s_max, slot_s=self.interval_s)
 
 
 _decode = msgspec.json.Decoder(_Told).decode

@@ -186,7 +186,11 @@ class _Message:
 
     @property
     def hints(self) -> Hints:
-        return Hints(processing_s=self.number("processing_s"), slot_s=self.number("interval_s"))
+        return Hints(
+            processing_s=self.number("processing_s"),
+            delay_s=self.number("delay_s_max"),
+            slot_s=self.number("interval_s"),
+        )
 
     def text(self, name: str) -> str:
         return ((self._parameters[name].text or "") if name in self._parameters else "").strip()

@@ -7,9 +7,10 @@ before a change that was made before it was asked. Where a lane is full, or one 
 refused at once, with the time after which to come back.
 
 With every answer goes what the pool has measured (Table I of the papers on active control): the processing time T^proc
-and the waiting time T^queue of this request, their sum D^br, and the desirable interval, an appointment that no one
-else has, so that clients who keep it come one after another. `spread_s` is the time over which those who fetch after
-one notification should spread. It reads no clock: whoever drives it says what time it is, and runs what it starts.
+and the waiting time T^queue of this request, their sum D^br, the D^br up to which it holds itself for stable, and the
+desirable interval, an appointment that no one else has, so that clients who keep it come one after another. `spread_s`
+is the time over which those who fetch after one notification should spread. It reads no clock: whoever drives it says
+what time it is, and runs what it starts.
 
 What may go wrong: too many requests wait (L652), too many of one KP (L653).
 """
@@ -38,6 +39,7 @@ NOTIFYING_S: Final = 10.0  # over which the load of notifications is measured
 SMOOTHING: Final = 0.05  # of the mean processing time
 PROCESSING_S: Final = 0.001  # the mean, before anything was measured
 RETRY_AFTER_MIN_S: Final = 0.1
+STABLE_WAIT_S: Final = 0.05  # in a lane: who waits longer meets congestion
 
 
 class Lane(StrEnum):
@@ -77,6 +79,8 @@ class Load(msgspec.Struct, frozen=True):
     waiting_s: float
     delay_s: float
     interval_s: float
+    delay_s_max: float | None = None
+    """Up to which the broker holds itself for stable; None of one that does not tell."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -312,7 +316,9 @@ class RequestPool:
 
     def _load(self, lane: _LaneState, processing_s: float, waiting_s: float, now_s: float) -> Load:
         lane.next_slot_s = self._next_slot_s(lane, now_s)
-        return Load(processing_s, waiting_s, processing_s + waiting_s, lane.next_slot_s - now_s)
+        # A query that takes longer than others is no congestion.
+        delay_s_max = max(processing_s, lane.processing_s) + STABLE_WAIT_S
+        return Load(processing_s, waiting_s, processing_s + waiting_s, lane.next_slot_s - now_s, delay_s_max)
 
     def _next_slot_s(self, lane: _LaneState, now_s: float) -> float:
         notifying = self._notifying_at(now_s) / NOTIFYING_S

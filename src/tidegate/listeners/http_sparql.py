@@ -40,6 +40,7 @@ LOAD_HEADERS: Final = {
     "processing_s": "Tidegate-Processing-S",
     "waiting_s": "Tidegate-Waiting-S",
     "delay_s": "Tidegate-Delay-S",
+    "delay_s_max": "Tidegate-Delay-S-Max",
     "interval_s": "Tidegate-Interval-S",
     "spread_s": "Tidegate-Spread-S",
 }
@@ -121,7 +122,7 @@ async def submit(knowledge: KnowledgeBase, kp: str, job: Job) -> tuple[Any, dict
 def told(knowledge: KnowledgeBase, load: Load) -> dict[str, float]:
     """What a client is told of the load, with the spread of the last notification."""
     shown = msgspec.structs.asdict(load) | {"spread_s": knowledge.spread_s}
-    return {name: round(value, 6) for name, value in shown.items()}
+    return {name: round(value, 6) for name, value in shown.items() if value is not None}
 
 
 def kp_of(connection: HTTPConnection) -> str:

@@ -24,6 +24,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
+import msgspec
+
 from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, TidegateError
 from tidegate.knowledge import ssap
 from tidegate.knowledge.graph import Delta
@@ -501,12 +503,7 @@ def _told(load: Load | None) -> dict[str, str]:
     """What the broker tells clients of its load; old ones do not look."""
     if load is None:
         return {}
-    return {
-        "processing_s": f"{load.processing_s:.6f}",
-        "waiting_s": f"{load.waiting_s:.6f}",
-        "delay_s": f"{load.delay_s:.6f}",
-        "interval_s": f"{load.interval_s:.6f}",
-    }
+    return {name: f"{value:.6f}" for name, value in msgspec.structs.asdict(load).items() if value is not None}
 
 
 def _ended(envelope: Envelope, subscription_id: str, status: Status) -> bytes:
