@@ -193,6 +193,9 @@ class RequestPool:
     def _backlog_s(self, lane: Lane) -> float:
         return len(lane.requests) * self.mean_query_s + len(lane.notifications) * self.p.notification_s
 
+    def _spread_s(self) -> float | None:
+        return self._pace_s() if self.p.is_giving_spread else None
+
     def _pace_s(self) -> float:
         return self.p.clients * self.mean_query_s / (self.p.lanes * self.p.load_share)
 
@@ -262,12 +265,12 @@ class RequestPool:
         if served.number <= client.known:
             return
         if self.p.is_fetched:
-            client.machine.on_announcement(self._pace_s() if self.p.is_giving_spread else None, now_s)
+            client.machine.on_announcement(self._spread_s(), now_s)
             if not client.machine.is_asking:
                 self._schedule(client.number, client.machine.due_s)
         else:
             self._learn(client, served.number, now_s)
-            client.machine.on_notification(now_s)
+            client.machine.on_notification(now_s, self._spread_s())
 
     def _on_response(self, lane: Lane, client: Client, served: Service, now_s: float) -> None:
         self.counts["served"] += 1

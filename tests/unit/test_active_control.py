@@ -461,6 +461,15 @@ def test_a_notification_stands_for_a_check() -> None:
     assert machine.statistics().restarts == 1
 
 
+@pytest.mark.parametrize(("spread_s", "later_s"), [(3.0, 1.5), (0.0, 0.0), (-1.0, 0.0), (math.nan, 0.0), (DAY_S, 15.0)])
+def test_checks_that_one_notification_has_put_off_are_spread(spread_s: float, later_s: float) -> None:
+    machine = asked()
+    machine.on_response(NO_HINTS, 100.0)
+    machine.on_notification(103.0, spread_s)
+    assert not machine.on_due(104.5)
+    assert machine.due_s == pytest.approx(103.0 + 5.0 + later_s)
+
+
 def test_the_gap_that_a_notification_has_shown_counts_at_its_check() -> None:
     machine = asked()
     machine.on_response(NO_HINTS, 100.0)

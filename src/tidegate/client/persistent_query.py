@@ -290,7 +290,7 @@ class PersistentQuery:
                 if self._rows[row] <= 0:
                     del self._rows[row]
             self._rows.update(map(_encode, heard.added))
-        self._control.on_notification(self._loop.time())
+        self._control.on_notification(self._loop.time(), heard.spread_s)
         self._tell(Change(heard.sequence, heard.added, heard.removed, heard.merged, self._lost_before_next))
 
     def _on_checked(self, checked: Checked) -> None:

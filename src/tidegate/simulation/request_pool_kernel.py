@@ -203,15 +203,15 @@ CLIENT: Final = np.dtype(
         ("accounted_at_s", np.float64),  # its staleness is counted up to here
         ("stale_s", np.float64),
         ("heard_at_s", np.float64),  # of a notification since the last check, or MISSING
+        ("heard_spread_s", np.float64),  # which came with it, or 0
         ("known", np.int32),  # the version that it holds
         ("seen", np.int32),  # the last number of a decision to notify
         ("answered", np.int32),  # the version of its last response, at the broker
         ("waiting", np.int32),  # decisions that wait to be sent and that no response has carried
         ("pending_from", np.int32),  # conflating: the first decision of the entry that waits, 0 for none
-        ("is_queued", np.int32),
-        ("phase", np.int32),
+        ("is_queued", np.int16),
+        ("phase", np.int16),
         ("new_losses", np.int32),
-        ("request", np.int32),  # number of its last one
         ("lane", np.int32),
         ("interval_s", np.float64),
         ("backoff_s", np.float64),
@@ -228,7 +228,8 @@ CLIENT: Final = np.dtype(
         ("episodes", np.float64),
         ("elapsed_s", np.float64),
         ("next_token_s", np.float64),
-        ("attempts", np.int64),
+        ("request", np.int32),  # number of its last one
+        ("attempts", np.int32),
     ]
 )
 LANE: Final = np.dtype(
@@ -648,6 +649,8 @@ def is_restarted(m: Model, s: State, client: int, now_s: float) -> bool:
         return False
     s.counts[RESTARTS] += 1
     s.clients[client].phase = CHECKS_NEXT
+    if s.clients[client].heard_spread_s > 0.0:
+        wait_s += s.clients[client].heard_spread_s * draw(s, client)
     reschedule(s.timers, client, now_s + wait_s)
     return True
 
@@ -836,6 +839,8 @@ def on_sent(m: Model, s: State, lane: int, now_s: float) -> None:
     learn(s, client, version, now_s)
     if m.is_restarted_by_notifications and s.clients[client].phase != ASKS:
         s.clients[client].heard_at_s = now_s
+        if m.is_giving_spread:
+            s.clients[client].heard_spread_s = bounded_s(m, pace_s(m, s), 1.0)
 
 
 @inlined

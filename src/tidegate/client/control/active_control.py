@@ -107,6 +107,7 @@ class ActiveControl:
         self._backoff = new_backoff(control.backoff)
         self._asked_at_s = self._checked_at_s = now_s
         self._heard_at_s: float | None = None
+        self._heard_spread_s = 0.0
         self._is_fetch_planned = False
         self._waited_s = 0.0
         self._new_losses = self._losses = 0
@@ -150,10 +151,12 @@ class ActiveControl:
         """No response came in time, and a late one is to be ignored."""
         self._fail(self._detector.excess_s(max(0.0, now_s - self._asked_at_s)), None, now_s)
 
-    def on_notification(self, now_s: float) -> None:
-        """One that brings the result's new state."""
+    def on_notification(self, now_s: float, spread_s: float | None = None) -> None:
+        """One that brings the result's new state. It restarts the timers of everybody who hears it: so that they do not
+        check together, they also wait for a random part of the time that the broker gives for fetches."""
         if self._control.is_restarted_by_notifications and not self.is_asking:
             self._heard_at_s = now_s
+            self._heard_spread_s = self._bounded_s(spread_s) or 0.0
 
     def on_announcement(self, spread_s: float | None, now_s: float) -> None:
         """A notification that says to fetch. Everybody else has it too, so that the fetch is due at random within the
@@ -191,6 +194,8 @@ class ActiveControl:
         wait_s = self._interval.on_notified(losses, elapsed_s) - since_s
         if wait_s <= 0:
             return False
+        if self._heard_spread_s > 0:
+            wait_s += self._heard_spread_s * self._draw()
         self._plan(now_s, wait_s)
         self._restarts += 1
         return True
