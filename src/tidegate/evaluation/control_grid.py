@@ -14,6 +14,9 @@ from tidegate.evaluation.grid import SeededGrid
 from tidegate.evaluation.report import Chapter, Ratio
 from tidegate.simulation.request_pool import Case, Parameters
 
+FIRST_S = 4.0
+"""The first interval between checks, where a scenario has no other."""
+
 
 @dataclass(frozen=True)
 class Extent:
@@ -32,7 +35,7 @@ class Grid(SeededGrid[Case]):
         super().__init__()
         self._extent = extent
 
-    def add(self, scenario: str, parameters: Parameters, policies: Sequence[Policy], first_s: float = 4.0) -> None:
+    def add(self, scenario: str, parameters: Parameters, policies: Sequence[Policy], first_s: float = FIRST_S) -> None:
         for policy in policies:
             settled = resized(replace(parameters, **policy.broker), self._extent.size)
             control = replace(policy.control, interval=replace(policy.control.interval, first_s=first_s))
@@ -100,6 +103,47 @@ def write_rows(
             cells = [grid.estimate(scenario, policy.name, name).write(d, scale) for _, name, d, scale in columns]
             rows.append((scenario if policy is policies[0] else "", policy.name, *cells))
     chapter.table(("scenario", "policy", *(title for title, *_ in columns)), rows)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What a part of a picture shows, with what turns its unit."""
+
+    title: str
+    x: str
+    measure: str
+    scale: float
+    x_ticks: Sequence[float] = ()
+    """Of a logarithmic axis; without them it begins at zero."""
+
+
+STALENESS = Panel("Staleness", "stale [%]", "stale_share", 100.0)
+RESPONSES = Panel("Response time", "p50 [ms]", "response_p50_s", 1000.0, (10, 100, 1000))
+BYSTANDERS = Panel("What bystanders feel", "p99 of their response times [ms]", "bystander_p99_s", 1000.0)
+
+
+def draw_policies(
+    scenario: str, policies: Sequence[Policy], grids: Mapping[str, Grid], panels: tuple[Panel, Panel]
+) -> Figure:
+    """A row a policy; several grids, by their names, in different colours."""
+    figure, axes = pictures.new_figure(2, width=6.0, height=1.4 + 0.23 * len(policies))
+    names = [policy.name for policy in policies]
+    looks = (pictures.BLUE, pictures.ORANGE)
+    for each, panel in zip(axes, panels, strict=True):
+        for (name, grid), look in zip(grids.items(), looks, strict=False):
+            estimates = [grid.estimate(scenario, policy, panel.measure) for policy in names]
+            pictures.draw_dots(each, name, look, estimates, panel.scale)
+        pictures.name_rows(each, names)
+        pictures.name_axes(each, panel.title, panel.x, "")
+        if panel.x_ticks:
+            each.set_xscale("log")
+            pictures.set_x_ticks(each, panel.x_ticks)
+        else:
+            each.set_xlim(left=0)
+    axes[1].set_yticklabels([])
+    if len(grids) > 1:
+        axes[0].legend(frameon=False, fontsize=9)
+    return figure
 
 
 def draw_sizes(grid: Grid, sizes: Sequence[int], looks: Mapping[Policy, pictures.Look]) -> Figure:

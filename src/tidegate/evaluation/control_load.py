@@ -159,7 +159,7 @@ class _Processor:
         self._rng = Random(f"{case.seed} {number}")  # noqa: S311
         self._states = states
         self._observed = observed
-        self._asked_s = 0.0
+        self._asked_s: dict[int, float] = {}
         self._loop = asyncio.get_running_loop()
         self.query: PersistentQuery | None = None
         self._link: PersistentLink | None = None
@@ -171,9 +171,9 @@ class _Processor:
 
     def ask(self, check: int) -> None:
         assert self._link is not None
-        self._asked_s = time.perf_counter()
+        self._asked_s[check] = asked_s = time.perf_counter()
         if self._observed.is_on:
-            self._observed.asked_s.append(self._asked_s)
+            self._observed.asked_s.append(asked_s)
         self._link.ask(check)
 
     async def read(self) -> Heard:
@@ -189,6 +189,7 @@ class _Processor:
                 case Checked():
                     self._on_checked(heard)
                 case Refused():
+                    del self._asked_s[heard.check]
                     self._observed.refused += self._observed.is_on
             return heard
 
@@ -205,10 +206,13 @@ class _Processor:
             self._hold(heard.added)
 
     def _on_checked(self, heard: Checked) -> None:
-        self._hold(heard.result or [])
-        response_s = time.perf_counter() - self._asked_s
+        response_s = time.perf_counter() - self._asked_s.pop(heard.check)
+        is_late = response_s > self._parameters.timeout_s  # and the query does not look at it
+        if not is_late:
+            self._hold(heard.result or [])
         if self._observed.is_on:
             self._observed.responses_s.append(response_s)
+        if self._observed.is_on and not is_late:
             waiting_s = response_s - (heard.hints.processing_s or 0.0)
             self._loop.call_soon(self._note_detection, waiting_s, self._detections())
 
@@ -323,7 +327,8 @@ def _measured(
     seconds = ended_s - began_s
     client_s = seconds * parameters.clients
     asked, answered = len(observed.asked_s), len(observed.responses_s)
-    in_time = sum(response_s <= parameters.timeout_s for response_s in observed.responses_s)
+    responses_s = [response_s for response_s in observed.responses_s if response_s <= parameters.timeout_s]
+    in_time = len(responses_s)
     decided = after.decided - before.decided
     spans = np.histogram(np.array(observed.asked_s) - began_s, round(seconds / SPAN_S), (0.0, seconds))[0]
     stale_s = np.array(states.stale_s)
@@ -331,9 +336,9 @@ def _measured(
     return Measured(
         stale_share=float(stale_s.sum()) / client_s,
         age_s=states.age_s2 / client_s,
-        response_p50_s=_percentile(observed.responses_s, 50),
-        response_p99_s=_percentile(observed.responses_s, 99),
-        response_p999_s=_percentile(observed.responses_s, 99.9),
+        response_p50_s=_percentile(responses_s, 50),
+        response_p99_s=_percentile(responses_s, 99),
+        response_p999_s=_percentile(responses_s, 99.9),
         requests_per_minute=60.0 * asked / client_s,
         refused_share=_share(observed.refused, asked),
         timed_out_share=_share(max(0, asked - observed.refused - in_time), asked)

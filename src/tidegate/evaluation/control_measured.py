@@ -22,20 +22,25 @@ from pathlib import Path
 
 import msgspec
 import pyarrow as pa
-from matplotlib.figure import Figure
 
 from tidegate.client import control as machines
+from tidegate.client import persistent_query, persistent_ssap
 from tidegate.evaluation import control_claims as claims
 from tidegate.evaluation import control_load, pictures, small_broker
 from tidegate.evaluation.control_grid import (
+    BYSTANDERS,
     CORE,
     CROWD,
     DETECTION,
     FAIRNESS,
+    FIRST_S,
     LOAD,
+    RESPONSES,
     SERVICE,
+    STALENESS,
     Extent,
     Grid,
+    draw_policies,
     draw_sizes,
     write_rows,
 )
@@ -76,7 +81,8 @@ class MeasuredExtent(Extent):
     clients."""
 
     repetitions: int = 3
-    warm_up_s: float = 4.0
+    warm_up_intervals: float = 2.0
+    """Before a run is measured, in first intervals: the first checks, to which all clients come together, are over."""
     measured_s: float = 20.0
     burst_s: float = 10.0
     """Between the updates of a slide-show."""
@@ -92,7 +98,6 @@ SHORT = MeasuredExtent(
     sizes=(60,),
     size=0.1,
     repetitions=1,
-    warm_up_s=3.0,
     measured_s=10.0,
     burst_s=5.0,
     jobs_per_core=2.0,
@@ -142,10 +147,11 @@ def write_chapter(out: Path, extent: MeasuredExtent, jobs: int | None = None) ->
         f"{4 / extent.size:g} ms a query and {1 / extent.size:g} ms a notification in four lanes, so that they are "
         "not the machine's. A plain one drops notifications when it is full; Tidegate's own merges them, which is an "
         "arm here (conflation). A run is measured for "
-        f"{extent.measured_s:g} s after {extent.warm_up_s:g} s; {len(extent.seeds)} repetitions of {W2} and "
-        f"{extent.repetitions} of the others, with the same updates in all arms; means ± 95 % intervals. *Wait* of "
-        "false alarms and missed congestion is the response time without the processing, under "
-        f"{1000 * control_load.CALM_WAIT_S:g} ms and over {1000 * control_load.CONGESTED_WAIT_S:g} ms."
+        f"{extent.measured_s:g} s after {extent.warm_up_intervals:g} first intervals between checks, "
+        f"{len(extent.seeds)} times in {W2} and {extent.repetitions} times in the others, with the same updates in all "
+        "arms; means ± 95 % intervals. *Wait* of false alarms and missed congestion is the response time without the "
+        f"processing, under {1000 * control_load.CALM_WAIT_S:g} ms and over "
+        f"{1000 * control_load.CONGESTED_WAIT_S:g} ms."
     )
     _write_overload(chapter, extent, bench)
     _write_impatient(chapter, extent, bench)
@@ -220,7 +226,8 @@ def in_turn(cases: Sequence[Case]) -> Iterator[Case]:
 def _version() -> bytes:
     """Of the code that runs are made with."""
     package = Path(str(machines.__file__)).parent
-    files = [*sorted(package.glob("*.py")), Path(control_load.__file__), Path(small_broker.__file__)]
+    modules = (persistent_query, persistent_ssap, control_load, small_broker)
+    files = [*sorted(package.glob("*.py")), *(Path(str(module.__file__)) for module in modules)]
     return blake2b(b"".join(path.read_bytes() for path in files), digest_size=12).digest()
 
 
@@ -228,8 +235,8 @@ def _few(extent: MeasuredExtent) -> MeasuredExtent:
     return replace(extent, seeds=extent.seeds[: extent.repetitions])
 
 
-def _timed(parameters: Parameters, extent: MeasuredExtent) -> Parameters:
-    return replace(parameters, warm_up_s=extent.warm_up_s, measured_s=extent.measured_s)
+def _timed(parameters: Parameters, extent: MeasuredExtent, first_s: float = FIRST_S) -> Parameters:
+    return replace(parameters, warm_up_s=extent.warm_up_intervals * first_s, measured_s=extent.measured_s)
 
 
 _COLUMNS = (*CORE, *LOAD, *CROWD)
@@ -240,7 +247,7 @@ _COLUMNS = (*CORE, *LOAD, *CROWD)
 def _write_overload(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     grid, simulated = Grid(extent), Grid(extent)
     for each in (grid, simulated):
-        each.add(W2, _timed(request_pool.steady_overload(), extent), OVERLOAD_ARMS, OVERLOAD_FIRST_S)
+        each.add(W2, _timed(request_pool.steady_overload(), extent, OVERLOAD_FIRST_S), OVERLOAD_ARMS, OVERLOAD_FIRST_S)
     grid.run(f"{W2}, measured", bench.run)
     simulated.run(f"{W2}, simulated", run_here)
     chapter.section(f"{W2}: steady overload")
@@ -251,7 +258,7 @@ def _write_overload(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> N
     write_rows(chapter, grid, [W2], OVERLOAD_ARMS, (*_COLUMNS, *DETECTION, *FAIRNESS))
     chapter.picture(
         "control_measured",
-        _draw_overload(grid, simulated),
+        draw_policies(W2, OVERLOAD_ARMS, {"simulated": simulated, "measured": grid}, (STALENESS, RESPONSES)),
         "Staleness and median response in steady overload, measured and simulated; left is better.",
     )
     chapter.data("control_measured_overload", grid.table(), f"{W2}, one run each")
@@ -289,31 +296,14 @@ def _claim_agreement(chapter: Chapter, grid: Grid, simulated: Grid) -> None:
     )
 
 
-def _draw_overload(grid: Grid, simulated: Grid) -> Figure:
-    figure, (left, right) = pictures.new_figure(2, width=6.0, height=4.6)
-    names = [arm.name for arm in OVERLOAD_ARMS]
-    for source, name, look in ((simulated, "simulated", pictures.BLUE), (grid, "measured", pictures.ORANGE)):
-        for panel, measure_name, scale in ((left, "stale_share", 100.0), (right, "response_p50_s", 1000.0)):
-            estimates = [source.estimate(W2, arm, measure_name) for arm in names]
-            pictures.draw_dots(panel, name, look, estimates, scale)
-    for panel, title, x in ((left, "Staleness", "stale [%]"), (right, "Response time", "p50 [ms]")):
-        pictures.name_rows(panel, names)
-        pictures.name_axes(panel, title, x, "")
-    left.set_xlim(left=0)
-    right.set_xscale("log")
-    pictures.set_x_ticks(right, (10, 100, 1000))
-    right.set_yticklabels([])
-    left.legend(frameon=False, fontsize=9)
-    return figure
-
-
 # The other workloads.
 
 
 def _write_impatient(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     few = _few(extent)
     grid = Grid(few)
-    grid.add(W4, _timed(request_pool.impatient_clients(), few), IMPATIENT_ARMS, OVERLOAD_FIRST_S)
+    impatient = _timed(request_pool.impatient_clients(), few, OVERLOAD_FIRST_S)
+    grid.add(W4, impatient, IMPATIENT_ARMS, OVERLOAD_FIRST_S)
     grid.run(f"{W4}, measured", bench.run)
     chapter.section(f"{W4}: the same, with clients that give up after a second")
     write_rows(chapter, grid, [W4], IMPATIENT_ARMS, (*CORE, *SERVICE))
@@ -324,12 +314,14 @@ def _write_impatient(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> 
 
 def _write_bursts(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     few = _few(extent)
-    grid = Grid(few)
+    grid, simulated = Grid(few), Grid(few)
     others = {W1_CACHED: request_pool.slide_show_cached(), W1_SMALL: request_pool.slide_show_small_pool()}
-    grid.add(W1, _slide_show(request_pool.slide_show(), few), BURST_ARMS)
+    for each in (grid, simulated):
+        each.add(W1, _slide_show(request_pool.slide_show(), few), BURST_ARMS)
     for name, show in others.items():
         grid.add(name, _slide_show(show, few), OTHER_BURST_ARMS)
     grid.run(f"{W1}, measured", bench.run)
+    simulated.run(f"{W1}, simulated", run_here)
     chapter.section(f"{W1}: slide-show")
     chapter.say(
         f"An update every {extent.burst_s:g} s is announced to all clients, which fetch it: without and with a query "
@@ -337,6 +329,11 @@ def _write_bursts(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> Non
     )
     write_rows(chapter, grid, [W1], BURST_ARMS, _COLUMNS)
     write_rows(chapter, grid, list(others), OTHER_BURST_ARMS, _COLUMNS)
+    chapter.picture(
+        "control_measured_bursts",
+        draw_policies(W1, BURST_ARMS, {"simulated": simulated, "measured": grid}, (STALENESS, BYSTANDERS)),
+        f"Staleness, and p99 of bystanders, in {W1}, measured and simulated; left is better.",
+    )
     chapter.data("control_measured_bursts", grid.table(), f"{W1}, one run each")
     claims.claim_burst(chapter, grid, W1)
     claims.claim_no_staler(chapter, grid, [W1, *others])
@@ -350,15 +347,12 @@ def _write_drop(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
     few = _few(extent)
     grid = Grid(few)
     third_s = extent.measured_s / 3
-    dropped = replace(
-        _timed(request_pool.capacity_drop(), few),
-        slow_from_s=extent.warm_up_s + third_s,
-        slow_until_s=extent.warm_up_s + 2 * third_s,
-    )
+    timed = _timed(request_pool.capacity_drop(), few)
+    dropped = replace(timed, slow_from_s=timed.warm_up_s + third_s, slow_until_s=timed.warm_up_s + 2 * third_s)
     grid.add(W3, dropped, DROP_ARMS)
     grid.run(f"{W3}, measured", bench.run)
     chapter.section(f"{W3}: a quarter of the capacity for the second third of the time")
-    chapter.say("An update every 2 s on average; first checks after 4 s.")
+    chapter.say(f"An update every 2 s on average; first checks after {FIRST_S:g} s.")
     write_rows(chapter, grid, [W3], DROP_ARMS, _COLUMNS)
     chapter.data("control_measured_drop", grid.table(), f"{W3}, one run each")
     claims.claim_fresher(chapter, grid, W3)
@@ -374,7 +368,7 @@ def _write_calm(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
         grid.add(name, _timed(calm, few), arms)
     grid.run(f"{W5}, measured", bench.run)
     chapter.section(f"{W5}: no overload")
-    chapter.say(f"An update every {CALM_EVERY_S:g} s on average; first checks after 4 s.")
+    chapter.say(f"An update every {CALM_EVERY_S:g} s on average; first checks after {FIRST_S:g} s.")
     columns = (*CORE, *DETECTION)
     names = list(CALM_LOSSES)
     write_rows(chapter, grid, names, CALM_ARMS, columns)
@@ -391,7 +385,7 @@ def _write_sizes(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None
     numbers = sorted({*extent.sizes, round(Parameters.clients * extent.size)})
     for number in numbers:
         overload = replace(request_pool.steady_overload(), clients=round(number / extent.size))
-        grid.add(str(number), _timed(overload, few), list(SIZE_ARMS), OVERLOAD_FIRST_S)
+        grid.add(str(number), _timed(overload, few, OVERLOAD_FIRST_S), list(SIZE_ARMS), OVERLOAD_FIRST_S)
     grid.run("numbers of clients, measured", bench.run)
     chapter.section("From few clients to too many")
     chapter.say(f"The workload {W2} with other numbers of clients of the same broker.")

@@ -13,21 +13,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
-from matplotlib.figure import Figure
 
 from tidegate.client.control.estimates import overload_probability
 from tidegate.evaluation import control_claims as claims
 from tidegate.evaluation import grid as grids
 from tidegate.evaluation import pictures
 from tidegate.evaluation.control_grid import (
+    BYSTANDERS,
     CORE,
     CROWD,
     DETECTION,
     FAIRNESS,
     LOAD,
+    RESPONSES,
     SERVICE,
+    STALENESS,
     Extent,
     Grid,
+    draw_policies,
     draw_sizes,
     resized,
     write_rows,
@@ -181,7 +184,7 @@ congested, *missed* are those that waited over 100 ms and were not. *IDC* is the
 * **gradient**, **full jitter**, **CoDel**, **token bucket**: what others use.
 * **slots**, **spread**, **conflation**: the broker appoints the next check; gives a time within which to fetch; keeps
   one notification a subscription and merges newer ones into it. The **full design** has them all, prefers
-  notifications 12:1 to requests, and takes notifications for checks.
+  notifications 12:1 to requests, and takes notifications for checks, which it puts off at random within the spread.
 
 A claim of a ratio or a difference is decided by the means. The claims of the IDC, of fairness and of clients without
 hints were added when first figures were known, the others before any run. What counts as a false alarm was settled
@@ -203,28 +206,12 @@ def _write_overload(chapter: Chapter, extent: Extent, run: Run) -> None:
     )
     write_rows(chapter, grid, [S2], OVERLOAD_POLICIES, (*_COLUMNS, *DETECTION, *FAIRNESS))
     caption = "Staleness and median response time in steady overload, by policy; left is better."
-    chapter.picture("control_steady_overload", _draw_overload(grid), caption)
+    figure = draw_policies(S2, OVERLOAD_POLICIES, {"": grid}, (STALENESS, RESPONSES))
+    chapter.picture("control_steady_overload", figure, caption)
     _write_probabilities(chapter, grid, extent)
     chapter.data("control_steady_overload", grid.table(), "S2, all policies and seeds")
     claims.claim_steps(chapter, grid, S2)
     _claim_design(chapter, grid)
-
-
-def _draw_overload(grid: Grid) -> Figure:
-    figure, (left, right) = pictures.new_figure(2, width=6.0, height=6.4)
-    names = [policy.name for policy in OVERLOAD_POLICIES]
-    stale = [grid.estimate(S2, name, "stale_share") for name in names]
-    pictures.draw_dots(left, "stale", pictures.BLUE, stale, 100.0)
-    responses = [grid.estimate(S2, name, "response_p50_s") for name in names]
-    pictures.draw_dots(right, "p50", pictures.ORANGE, responses, 1000.0)
-    for axes, title, x in ((left, "Staleness", "stale [%]"), (right, "Response time", "p50 [ms]")):
-        pictures.name_rows(axes, names)
-        pictures.name_axes(axes, title, x, "")
-    left.set_xlim(left=0)
-    right.set_xscale("log")
-    pictures.set_x_ticks(right, (10, 100, 1000))
-    right.set_yticklabels([])
-    return figure
 
 
 def _write_probabilities(chapter: Chapter, grid: Grid, extent: Extent) -> None:
@@ -299,6 +286,9 @@ def _write_bursts(chapter: Chapter, extent: Extent, run: Run) -> None:
         "what it gains is the time of bystanders, refusals and timeouts."
     )
     write_rows(chapter, grid, list(BURSTS), BURST_POLICIES, _COLUMNS)
+    caption = "S1: staleness, and p99 of bystanders, by policy; left is better."
+    figure = draw_policies("S1", BURST_POLICIES, {"": grid}, (STALENESS, BYSTANDERS))
+    chapter.picture("control_bursts", figure, caption)
     chapter.data("control_bursts", grid.table(), "S1, S1c, S1d and S4, all policies and seeds")
     _claim_bursts(chapter, grid)
 
