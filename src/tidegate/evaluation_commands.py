@@ -56,7 +56,7 @@ def add_evaluate(commands: Any) -> None:
         "--jobs",
         type=int,
         metavar="N",
-        help="runs of real clients at a time (default: one on two cores, four with --short); where the machine is too "
+        help="runs of real clients at a time (default: one a core, two with --short); where the machine is too "
         "slow for so many, runs are thrown away and made again",
     )
     add_spark_options(control, default="without Spark, one simulation after another")

@@ -16,9 +16,7 @@ from tidegate.evaluation.control_policies import AST, CONFLATION, FULL_DESIGN, N
 from tidegate.simulation.request_pool import Case, Parameters, slide_show, steady_overload
 
 pytestmark = pytest.mark.timeout(280)
-TINY = MeasuredExtent(
-    seeds=(1,), sizes=(), size=0.05, repetitions=1, warm_up_intervals=0.1, measured_s=0.5, burst_s=0.2, tries_max=1
-)
+TINY = MeasuredExtent(seeds=(1,), sizes=(), size=0.05, warm_up_intervals=0.1, measured_s=0.5, burst_s=0.2, tries_max=1)
 
 
 def case_of(policy: Policy, parameters: Parameters, first_s: float = 0.5) -> Case:

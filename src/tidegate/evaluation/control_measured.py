@@ -77,10 +77,8 @@ COLLAPSE_S = 1.0
 
 @dataclass(frozen=True)
 class MeasuredExtent(Extent):
-    """`seeds` are of the steady overload; the others have the first `repetitions` of them. `sizes` are real numbers of
-    clients."""
+    """A repetition a seed. `sizes` are real numbers of clients."""
 
-    repetitions: int = 3
     warm_up_intervals: float = 2.0
     """Before a run is measured, in first intervals: the first checks, to which all clients come together, are over."""
     measured_s: float = 20.0
@@ -88,8 +86,8 @@ class MeasuredExtent(Extent):
     """Between the updates of a slide-show."""
     tries_max: int = 3
     """The last one stays, and its lag is in the data."""
-    jobs_per_core: float = 0.5
-    """What its runs leave room for."""
+    jobs_per_core: float = 1.0
+    """A run of 1,000 clients takes a third of a core, with its broker."""
 
 
 FULL = MeasuredExtent(seeds=range(1, 6), sizes=(100, 300, 3000), size=0.5)
@@ -97,7 +95,6 @@ SHORT = MeasuredExtent(
     seeds=(1,),
     sizes=(60,),
     size=0.1,
-    repetitions=1,
     measured_s=10.0,
     burst_s=5.0,
     jobs_per_core=2.0,
@@ -148,10 +145,9 @@ def write_chapter(out: Path, extent: MeasuredExtent, jobs: int | None = None) ->
         "not the machine's. A plain one drops notifications when it is full; Tidegate's own merges them, which is an "
         "arm here (conflation). A run is measured for "
         f"{extent.measured_s:g} s after {extent.warm_up_intervals:g} first intervals between checks, "
-        f"{len(extent.seeds)} times in {W2} and {extent.repetitions} times in the others, with the same updates in all "
-        "arms; means ± 95 % intervals. *Wait* of false alarms and missed congestion is the response time without the "
-        f"processing, under {1000 * control_load.CALM_WAIT_S:g} ms and over "
-        f"{1000 * control_load.CONGESTED_WAIT_S:g} ms."
+        f"{len(extent.seeds)} times, with the same updates in all arms; means ± 95 % intervals. *Wait* of false alarms "
+        "and missed congestion is the response time without the processing, under "
+        f"{1000 * control_load.CALM_WAIT_S:g} ms and over {1000 * control_load.CONGESTED_WAIT_S:g} ms."
     )
     _write_overload(chapter, extent, bench)
     _write_impatient(chapter, extent, bench)
@@ -213,7 +209,9 @@ def keep(case: Case, path: Path, tries_max: int) -> None:
         tries += 1
         measured = asyncio.run(measure(case))
         if measured.lag_s <= LAG_S_MAX or tries == tries_max:
-            path.write_bytes(msgspec.msgpack.encode(Kept(measured, tries)))
+            written = path.with_suffix(".part")
+            written.write_bytes(msgspec.msgpack.encode(Kept(measured, tries)))
+            written.rename(path)
 
 
 def in_turn(cases: Sequence[Case]) -> Iterator[Case]:
@@ -229,10 +227,6 @@ def _version() -> bytes:
     modules = (persistent_query, persistent_ssap, control_load, small_broker)
     files = [*sorted(package.glob("*.py")), *(Path(str(module.__file__)) for module in modules)]
     return blake2b(b"".join(path.read_bytes() for path in files), digest_size=12).digest()
-
-
-def _few(extent: MeasuredExtent) -> MeasuredExtent:
-    return replace(extent, seeds=extent.seeds[: extent.repetitions])
 
 
 def _timed(parameters: Parameters, extent: MeasuredExtent, first_s: float = FIRST_S) -> Parameters:
@@ -300,9 +294,8 @@ def _claim_agreement(chapter: Chapter, grid: Grid, simulated: Grid) -> None:
 
 
 def _write_impatient(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
-    few = _few(extent)
-    grid = Grid(few)
-    impatient = _timed(request_pool.impatient_clients(), few, OVERLOAD_FIRST_S)
+    grid = Grid(extent)
+    impatient = _timed(request_pool.impatient_clients(), extent, OVERLOAD_FIRST_S)
     grid.add(W4, impatient, IMPATIENT_ARMS, OVERLOAD_FIRST_S)
     grid.run(f"{W4}, measured", bench.run)
     chapter.section(f"{W4}: the same, with clients that give up after a second")
@@ -313,13 +306,12 @@ def _write_impatient(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> 
 
 
 def _write_bursts(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
-    few = _few(extent)
-    grid, simulated = Grid(few), Grid(few)
+    grid, simulated = Grid(extent), Grid(extent)
     others = {W1_CACHED: request_pool.slide_show_cached(), W1_SMALL: request_pool.slide_show_small_pool()}
     for each in (grid, simulated):
-        each.add(W1, _slide_show(request_pool.slide_show(), few), BURST_ARMS)
+        each.add(W1, _slide_show(request_pool.slide_show(), extent), BURST_ARMS)
     for name, show in others.items():
-        grid.add(name, _slide_show(show, few), OTHER_BURST_ARMS)
+        grid.add(name, _slide_show(show, extent), OTHER_BURST_ARMS)
     grid.run(f"{W1}, measured", bench.run)
     simulated.run(f"{W1}, simulated", run_here)
     chapter.section(f"{W1}: slide-show")
@@ -344,10 +336,9 @@ def _slide_show(show: Parameters, extent: MeasuredExtent) -> Parameters:
 
 
 def _write_drop(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
-    few = _few(extent)
-    grid = Grid(few)
+    grid = Grid(extent)
     third_s = extent.measured_s / 3
-    timed = _timed(request_pool.capacity_drop(), few)
+    timed = _timed(request_pool.capacity_drop(), extent)
     dropped = replace(timed, slow_from_s=timed.warm_up_s + third_s, slow_until_s=timed.warm_up_s + 2 * third_s)
     grid.add(W3, dropped, DROP_ARMS)
     grid.run(f"{W3}, measured", bench.run)
@@ -360,12 +351,11 @@ def _write_drop(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
 
 
 def _write_calm(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
-    few = _few(extent)
-    grid = Grid(few)
+    grid = Grid(extent)
     for name, loss in CALM_LOSSES.items():
         calm = replace(request_pool.steady_overload(), update_every_s=CALM_EVERY_S, network_loss=loss)
         arms = (*CALM_ARMS, *ALARM_ARMS) if name == ALARMS else CALM_ARMS
-        grid.add(name, _timed(calm, few), arms)
+        grid.add(name, _timed(calm, extent), arms)
     grid.run(f"{W5}, measured", bench.run)
     chapter.section(f"{W5}: no overload")
     chapter.say(f"An update every {CALM_EVERY_S:g} s on average; first checks after {FIRST_S:g} s.")
@@ -380,12 +370,11 @@ def _write_calm(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
 
 
 def _write_sizes(chapter: Chapter, extent: MeasuredExtent, bench: Bench) -> None:
-    few = _few(extent)
-    grid = Grid(few)
+    grid = Grid(extent)
     numbers = sorted({*extent.sizes, round(Parameters.clients * extent.size)})
     for number in numbers:
         overload = replace(request_pool.steady_overload(), clients=round(number / extent.size))
-        grid.add(str(number), _timed(overload, few, OVERLOAD_FIRST_S), list(SIZE_ARMS), OVERLOAD_FIRST_S)
+        grid.add(str(number), _timed(overload, extent, OVERLOAD_FIRST_S), list(SIZE_ARMS), OVERLOAD_FIRST_S)
     grid.run("numbers of clients, measured", bench.run)
     chapter.section("From few clients to too many")
     chapter.say(f"The workload {W2} with other numbers of clients of the same broker.")
