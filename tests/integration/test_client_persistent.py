@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
+from bad_network import DroppingProxy, NumberlessProxy
 from broker_process import BrokerProcess
-from dropping_proxy import DroppingProxy
 from ssap_world import SsapWorld
 
 from tidegate import BadInput, Unavailable, connect, connect_sync
@@ -254,50 +252,12 @@ def test_changes_and_losses_over_ssap(broker: BrokerProcess, knowledge: Knowledg
     asyncio.run(scenario())
 
 
-@contextlib.asynccontextmanager
-async def numberless(port: int) -> AsyncIterator[tuple[str, list[bytes]]]:
-    """An SSAP broker whose answers to queries have no number, and whose first indication is lost."""
-    dropped: list[bytes] = []
-    served: list[asyncio.Task[None] | None] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        from_broker, to_broker = await asyncio.open_connection("127.0.0.1", port)
-        forwarding = asyncio.create_task(forward(reader, to_broker))
-        served.append(asyncio.current_task())
-        try:
-            while message := await from_broker.readuntil(b"</SSAP_message>"):
-                if b"INDICATION" in message and not dropped:
-                    dropped.append(message)
-                    continue
-                if b">QUERY<" in message:
-                    message = re.sub(rb'<parameter name="ind_sequence">\d+</parameter>', b"", message)
-                writer.write(message)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            forwarding.cancel()
-            for each in (writer, to_broker):
-                each.close()
-                with contextlib.suppress(ConnectionError):
-                    await each.wait_closed()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while some := await reader.read(65536):
-            writer.write(some)
-        writer.write_eof()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"ssap://127.0.0.1:{server.sockets[0].getsockname()[1]}", dropped
-        for task in filter(None, served):
-            task.cancel()
-            await asyncio.wait([task])
-
-
 def test_a_check_without_a_number_compares_results(broker: BrokerProcess, knowledge: Knowledge) -> None:
     async def scenario() -> None:
         async with (
-            numberless(broker.port) as (address, dropped),
+            NumberlessProxy(f"ssap://127.0.0.1:{broker.port}") as proxy,
             connect(broker.native) as connection,
-            connection.persistent_query(QUERY, address=address, control=QUICK) as query,
+            connection.persistent_query(QUERY, address=proxy.address, control=QUICK) as query,
         ):
             follower = Follower(query)
             await follower.follow()
@@ -305,7 +265,7 @@ def test_a_check_without_a_number_compares_results(broker: BrokerProcess, knowle
             assert query.statistics().control.losses == 0
             await update(knowledge, "INSERT DATA { <s> <p> 1 }")
             assert (await follower.follow()).lost == 1
-            assert len(dropped) == 1
+            assert proxy.dropped == 1
             assert follower.rows == result(knowledge)
 
     asyncio.run(scenario())

@@ -6,9 +6,9 @@ import asyncio
 import random
 
 import pytest
+from bad_network import CuttingProxy
 from broker_checks import run, take
 from broker_process import BrokerProcess
-from cutting_proxy import CuttingProxy
 from websocket_client import Rejected, WebSocketClient
 
 from tidegate import FilterError, connect, connect_sync

@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from bad_network import CuttingProxy
 from broker_checks import run
 from broker_process import BrokerProcess
-from cutting_proxy import CuttingProxy
 from random_world import make_random
 
 from tidegate import (

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from bad_network import CuttingProxy
 from broker_checks import assert_in_order, run, take
 from broker_process import BrokerProcess
-from cutting_proxy import CuttingProxy
 from random_world import make_random
 
 from tidegate import Connection, Delivery, NotAllowed, Subscription, connect, connect_sync
