@@ -17,7 +17,7 @@ from tidegate.layers.embedded_host import EmbeddedHost
 from tidegate.layers.frames import LayerFrame, PublishAcknowledged
 from tidegate.messages import Dequeue, NewMessage, Settle
 from tidegate.queues import LogicalQueues
-from tidegate.queues.definition import Definition
+from tidegate.queues.definition import FED_BYTES_MIN, Definition
 from tidegate.queues.records import decode_record
 from tidegate.queues.stores.lmdb_store import LmdbStore
 
@@ -192,9 +192,9 @@ def test_a_batch_larger_than_the_queue_passes_through_it(tmp_path: Path) -> None
 @pytest.mark.parametrize("policy", ["block", "drop-oldest"])
 def test_a_batch_of_more_bytes_than_the_queue_passes_through_it(tmp_path: Path, policy: str) -> None:
     async def scenario(world: World) -> None:
-        bounds = {"filter": "*", "bytes_max": 5000, "policy": policy, "physical_queues": 1}
+        bounds = {"filter": "*", "bytes_max": FED_BYTES_MIN, "policy": policy, "physical_queues": 1}
         await world.queues.define("small", bounds)
-        world.publish(*({"a": value, "text": "x" * 1000} for value in range(10)))
+        world.publish(*({"a": value, "$payload": b"x" * (FED_BYTES_MIN // 5)} for value in range(10)))
         taken: list[int] = []
         while 9 not in taken:
             taken += [each[0]["a"] for each in await world.take("small", wait_s=1.0)]

@@ -14,7 +14,16 @@ from tidegate.errors import ConflictingQueue, FilterError, QueueError
 from tidegate.messages import NewMessage, Record
 from tidegate.queues.costs import Costs, Timed
 from tidegate.queues.dead_letters import DELIVERIES, REASON, from_dead_letter, to_dead_letter
-from tidegate.queues.definition import FIELDS, HELP, Definition, QueueSettings, check_change, check_name, parse_settings
+from tidegate.queues.definition import (
+    FED_BYTES_MIN,
+    FIELDS,
+    HELP,
+    Definition,
+    QueueSettings,
+    check_change,
+    check_name,
+    parse_settings,
+)
 from tidegate.queues.enqueue_controller import identity
 from tidegate.queues.records import decode_record, group_of, seal, unseal
 from tidegate.queues.store import Receipt, is_alone
@@ -116,6 +125,13 @@ class TestDefinitions:
     def test_a_bad_filter_is_refused_at_its_column(self) -> None:
         with pytest.raises(FilterError):
             parse_settings({"filter": "NO2>>3"})
+
+    def test_a_queue_that_a_filter_fills_has_room_for_the_largest_notification(self) -> None:
+        least = 3 * FED_BYTES_MIN
+        with pytest.raises(QueueError, match=f"Q903.*{least}"):
+            parse_settings({"filter": "*", "physical_queues": 3, "bytes_max": least - 1})
+        assert parse_settings({"filter": "*", "physical_queues": 3, "bytes_max": least}).bytes_max == least
+        assert parse_settings({"bytes_max": 1}).bytes_max == 1
 
     def test_what_would_move_messages_cannot_be_changed(self) -> None:
         before = Definition("a", QueueSettings(durability="fsync"))

@@ -15,10 +15,14 @@ import msgspec
 
 from tidegate.errors import ConflictingQueue, QueueError
 from tidegate.filters import Filter
+from tidegate.notification import NOTIFICATION_BYTES_MAX
 
 DEAD: Final = ".dead"
 SUBSCRIPTION: Final = "subscription."
 PHYSICAL_QUEUES_MAX: Final = 64
+FED_BYTES_MIN: Final = 2 * NOTIFICATION_BYTES_MAX
+"""Of each physical queue that a filter fills: the largest notification, with what is kept beside it, must fit an empty
+one, or its publisher would wait for ever."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
@@ -121,6 +125,13 @@ def parse_settings(given: Any, *, is_text: bool = False) -> QueueSettings:
         ) from error
     if settings.filter is not None:
         Filter.parse(settings.filter)
+        if settings.bytes_max < (needed := settings.physical_queues * FED_BYTES_MIN):
+            raise QueueError(
+                "Q903",
+                f"bytes_max is {settings.bytes_max}, too few for the largest notification in each of "
+                f"{settings.physical_queues} physical queues",
+                f"give a queue that a filter fills at least {needed}, or fewer physical queues",
+            )
     return settings
 
 
