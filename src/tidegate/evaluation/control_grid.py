@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TypeAlias
 
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from tidegate.evaluation import pictures
 from tidegate.evaluation.control_policies import Policy
 from tidegate.evaluation.grid import SeededGrid
-from tidegate.evaluation.report import Chapter, Ratio
+from tidegate.evaluation.report import Chapter, Estimate, Ratio
 from tidegate.simulation.request_pool import Case, Parameters
 
 FIRST_S = 4.0
@@ -110,14 +111,16 @@ class Panel:
     """What a part of a picture shows, with what turns its unit."""
 
     title: str
-    x: str
+    values: str
     measure: str
     scale: float
-    x_ticks: Sequence[float] = ()
+    ticks: Sequence[float] = ()
     """Of a logarithmic axis; without them it begins at zero."""
+    largest: float = inf
+    """No value can be above it, though an interval may reach beyond."""
 
 
-STALENESS = Panel("Staleness", "stale [%]", "stale_share", 100.0)
+STALENESS = Panel("Staleness", "stale [%]", "stale_share", 100.0, largest=100.0)
 RESPONSES = Panel("Response time", "p50 [ms]", "response_p50_s", 1000.0, (10, 100, 1000))
 BYSTANDERS = Panel("What bystanders feel", "p99 of their response times [ms]", "bystander_p99_s", 1000.0)
 
@@ -134,12 +137,12 @@ def draw_policies(
             estimates = [grid.estimate(scenario, policy, panel.measure) for policy in names]
             pictures.draw_dots(each, name, look, estimates, panel.scale)
         pictures.name_rows(each, names)
-        pictures.name_axes(each, panel.title, panel.x, "")
-        if panel.x_ticks:
+        pictures.name_axes(each, panel.title, panel.values, "")
+        if panel.ticks:
             each.set_xscale("log")
-            pictures.set_x_ticks(each, panel.x_ticks)
+            pictures.set_x_ticks(each, panel.ticks)
         else:
-            each.set_xlim(left=0)
+            each.set_xlim(0, min(each.get_xlim()[1], panel.largest))
     axes[1].set_yticklabels([])
     if len(grids) > 1:
         axes[0].legend(frameon=False, fontsize=9)
@@ -148,21 +151,21 @@ def draw_policies(
 
 def draw_sizes(grid: Grid, sizes: Sequence[int], looks: Mapping[Policy, pictures.Look]) -> Figure:
     """Against the number of clients, which is also the scenario's name."""
-    figure, panels = pictures.new_figure(2)
-    measures = (
-        ("stale_share", "Staleness", "stale [share]"),
-        ("bystander_p99_s", "What bystanders feel", "p99 of their response times [s]"),
-    )
+    figure, axes = pictures.new_figure(2)
     drawn = []
-    for axes, (measure, title, y) in zip(panels, measures, strict=True):
+    for each, panel in zip(axes, (STALENESS, BYSTANDERS), strict=True):
         lines = [
-            pictures.Line(policy.name, look, sizes, [grid.estimate(str(size), policy.name, measure) for size in sizes])
+            pictures.Line(policy.name, look, sizes, _by_size(grid, sizes, policy, panel.measure), panel.scale)
             for policy, look in looks.items()
         ]
-        pictures.draw_lines(axes, lines)
-        pictures.name_axes(axes, title, "clients", y)
-        axes.set_ylim(bottom=0)
-        drawn.append((axes, lines))
-    for axes, lines in drawn:
-        pictures.label_ends(figure, axes, lines)
+        pictures.draw_lines(each, lines)
+        pictures.name_axes(each, panel.title, "clients", panel.values)
+        each.set_ylim(0, min(each.get_ylim()[1], panel.largest))
+        drawn.append((each, lines))
+    for each, lines in drawn:
+        pictures.label_ends(figure, each, lines)
     return figure
+
+
+def _by_size(grid: Grid, sizes: Sequence[int], policy: Policy, measure: str) -> list[Estimate]:
+    return [grid.estimate(str(size), policy.name, measure) for size in sizes]

@@ -37,12 +37,13 @@ PURPLE = Look("#B8528C", "v")
 
 @dataclass(frozen=True)
 class Line:
-    """A named line of estimates, each drawn with its confidence interval."""
+    """A named line of estimates, each drawn with its confidence interval; `scale` turns their unit."""
 
     name: str
     look: Look
     x: Sequence[float]
     y: Sequence[Estimate]
+    scale: float = 1.0
 
 
 def new_figure(panels: int, width: float = 5.4, height: float = 3.9) -> tuple[Figure, list[Axes]]:
@@ -94,8 +95,8 @@ def draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
     for line in lines:
         axes.errorbar(
             line.x,
-            [estimate.mean for estimate in line.y],
-            [_drawable(estimate.half_width) for estimate in line.y],
+            [estimate.mean * line.scale for estimate in line.y],
+            [_drawable(estimate.half_width) * line.scale for estimate in line.y],
             color=line.look.colour,
             marker=line.look.marker,
             markersize=4.5,
@@ -143,7 +144,7 @@ class Label:
 
 
 def label_ends(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
-    label_right(figure, axes, [Label(line.name, line.look, line.y[-1].mean) for line in lines])
+    label_right(figure, axes, [Label(line.name, line.look, line.y[-1].mean * line.scale) for line in lines])
 
 
 def label_right(figure: Figure, axes: Axes, labels: Sequence[Label]) -> None:
@@ -152,7 +153,7 @@ def label_right(figure: Figure, axes: Axes, labels: Sequence[Label]) -> None:
 
 def label_starts(figure: Figure, axes: Axes, lines: Sequence[Line]) -> None:
     """For lines that come together to the right; the axis must leave room on the left."""
-    labels = [Label(line.name, line.look, line.y[0].mean) for line in lines]
+    labels = [Label(line.name, line.look, line.y[0].mean * line.scale) for line in lines]
     _label(figure, axes, labels, min(line.x[0] for line in lines), -7)
 
 
