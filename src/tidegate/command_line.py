@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -38,6 +39,17 @@ def add_client_options(parser: argparse.ArgumentParser) -> None:
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", type=Path, help="file with the broker's token (default: TIDEGATE_TOKEN)")
+
+
+def seconds(text: str) -> float:
+    """A time that somebody is ready to wait."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait; give seconds, such as 10, or 0 for none")
+    return value
 
 
 def connect_to(options: argparse.Namespace, name: str) -> Connection:

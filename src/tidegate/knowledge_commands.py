@@ -18,7 +18,7 @@ import msgspec
 from tidegate import config as settings
 from tidegate import terminal
 from tidegate.client.knowledge import DEFAULT_HTTP, Knowledge
-from tidegate.command_line import add_command, add_token_file
+from tidegate.command_line import add_command, add_token_file, seconds
 from tidegate.errors import ConfigError, KnowledgeError
 from tidegate.knowledge import DIRECTORY
 from tidegate.knowledge.terms import Literal, Uri, write_term
@@ -45,6 +45,7 @@ DOCUMENTS: Final = {
 # Formats of one triple a line, whose files may be longer than a request.
 LINES: Final = (".nt", ".nq")
 REQUEST_BYTES: Final = 1024 * 1024
+WAIT_S: Final = 10.0
 
 _BARE_OBJECT: Final = re.compile(r"[+-]?(?:[0-9]+|[0-9]*\.[0-9]+|[0-9]+(?:\.[0-9]*)?[eE][+-]?[0-9]+)|true|false")
 
@@ -87,9 +88,10 @@ def _query(options: argparse.Namespace) -> int:
         knowledge.drop(options.drop)
         return 0
     if options.follow:
-        _follow(knowledge, options.text, options.name)
+        _follow(knowledge.follow(options.text, options.name, wait_s=options.wait))
     wanted = options.format or ("table" if terminal.is_for_people() else None)
-    result = knowledge.query(options.text, TABLE if wanted in (None, "table") else FORMATS[wanted])
+    accepted = TABLE if wanted in (None, "table") else FORMATS[wanted]
+    result = knowledge.query(options.text, accepted, wait_s=options.wait)
     if wanted == "table" and result.media_type == FORMATS["json"]:
         terminal.show_result(msgspec.json.decode(result.body))
     else:
@@ -107,8 +109,7 @@ def _check_query(options: argparse.Namespace) -> None:
         raise ConfigError("C417", "--follow has a format of its own", "leave --format out")
 
 
-def _follow(knowledge: Knowledge, text: str, name: str) -> NoReturn:
-    messages = knowledge.follow(text, name)
+def _follow(messages: Iterator[dict[str, Any]]) -> NoReturn:
     terminal.show_change_of_result(next(messages))
     terminal.note("following what changes; Ctrl-C ends it")
     while True:
@@ -137,13 +138,15 @@ def _insert(options: argparse.Namespace) -> int:
     given = [options.triple or None, options.file, options.update]
     if sum(each is not None for each in given) != 1 or len(options.triple) not in (0, 3):
         raise ConfigError("C417", "there is not one change", "give S P O, or --file, or --update")
-    knowledge = _knowledge(options)
+    knowledge, wait_s = _knowledge(options), options.wait
     if options.file is not None:
-        changes = [knowledge.insert(part, DOCUMENTS[options.file.suffix]) for part in _parts(options.file)]
+        changes = [
+            knowledge.insert(part, DOCUMENTS[options.file.suffix], wait_s=wait_s) for part in _parts(options.file)
+        ]
     elif options.update is not None:
-        changes = [knowledge.update(options.update)]
+        changes = [knowledge.update(options.update, wait_s=wait_s)]
     else:
-        changes = [knowledge.update(f"INSERT DATA {{ {_written(*options.triple)} }}")]
+        changes = [knowledge.update(f"INSERT DATA {{ {_written(*options.triple)} }}", wait_s=wait_s)]
     added, removed = (sum(change[name] for change in changes) for name in ("added", "removed"))
     terminal.note(f"{added} triples added, {removed} removed")
     if not terminal.is_for_people():
@@ -198,6 +201,13 @@ def _add_http_options(parser: argparse.ArgumentParser) -> None:
         "--http",
         default=os.environ.get("TIDEGATE_HTTP", DEFAULT_HTTP),
         help=f"where the broker's HTTP is (default: TIDEGATE_HTTP, or {DEFAULT_HTTP})",
+    )
+    parser.add_argument(
+        "--wait",
+        type=seconds,
+        default=WAIT_S,
+        metavar="SECONDS",
+        help=f"how long to ask again when the broker has too much to do (default: {WAIT_S:g})",
     )
     add_token_file(parser)
 

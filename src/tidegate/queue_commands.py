@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tidegate import terminal
 from tidegate.client import Connection, Message, Queue
-from tidegate.command_line import add_client_options, add_command, connect_to, read_lines
+from tidegate.command_line import add_client_options, add_command, connect_to, read_lines, seconds
 from tidegate.errors import BadInput, ConfigError
 from tidegate.queues.definition import FIELDS, HELP, parse_settings
 
@@ -104,6 +104,9 @@ def _add_put(actions: Any) -> None:
     parser.add_argument("--device", default="", help="with --sequence names the message: the same again is kept once")
     parser.add_argument("--sequence", type=int, help="its number; the lines of standard input count on from it")
     parser.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="travels along; repeatable")
+    parser.add_argument(
+        "--wait", type=seconds, default=0.0, metavar="SECONDS", help="how long to wait for room in a full queue"
+    )
     add_client_options(parser)
 
 
@@ -114,7 +117,14 @@ def _put(options: argparse.Namespace) -> int:
         queue, progress, place = broker.queue(options.name), terminal.Progress("put", "messages"), options.sequence
         duplicates = 0
         async for bodies in _bodies(options.value):
-            put = await queue.put(bodies, group=options.group, device=options.device, sequence=place, headers=headers)
+            put = await queue.put(
+                bodies,
+                group=options.group,
+                device=options.device,
+                sequence=place,
+                headers=headers,
+                wait_s=options.wait,
+            )
             place = place + len(bodies) if place is not None else None
             duplicates += put.duplicates
             progress.advance(put.accepted)
@@ -156,7 +166,7 @@ def _add_take(actions: Any) -> None:
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--max", type=int, default=100, help="at most so many at a time (default: 100)")
     parser.add_argument("--min", type=int, default=1, help="wait for so many (default: 1)")
-    parser.add_argument("--wait", type=float, default=1.0, metavar="SECONDS", help="how long to wait (default: 1)")
+    parser.add_argument("--wait", type=seconds, default=1.0, metavar="SECONDS", help="how long to wait (default: 1)")
     parser.add_argument(
         "--visibility",
         type=float,

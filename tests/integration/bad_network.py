@@ -1,4 +1,5 @@
-"""Bad networks: forwarders between a client and its broker that cut connections, drop messages or take from them.
+"""Bad networks: forwarders between a client and its broker that cut or refuse connections, drop messages or take from
+them.
 
 They leave no connection open, however they end: one that is left open fails whichever test runs when it is collected.
 """
@@ -111,6 +112,29 @@ class CuttingProxy(Forwarder):
                 self.cuts += 1
                 break
         raise ConnectionAbortedError
+
+
+class RefusingProxy(Forwarder):
+    """Over HTTP it answers the next `refusals` requests itself: too much to do."""
+
+    ANSWER = b'{"error":{"code":"L652","message":"too much to do","remedy":"come back later","retry_after_s":0.01}}'
+
+    def __init__(self, target: str) -> None:
+        super().__init__(target)
+        self.refusals = 0
+
+    async def pump_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.refusals:
+            await super().pump_up(reader, writer)
+        while await reader.read(READ_BYTES):  # so that the client gets its answer before the connection ends
+            pass
+        raise ConnectionAbortedError
+
+    async def pump_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self.refusals:
+            await super().pump_down(reader, writer)
+        self.refusals -= 1
+        writer.write(b"HTTP/1.1 429 Too Many\r\nContent-Length: %d\r\n\r\n%s" % (len(self.ANSWER), self.ANSWER))
 
 
 class DroppingProxy(Forwarder):

@@ -1,7 +1,8 @@
 """The knowledge base of a broker, over its HTTP listener: ask, change, and follow a question. Needs nothing but Python.
 
-Calls block. `follow` goes on by itself when the connection is lost: it asks for what it missed, and where the broker
-does not know that any more, gives a whole result again.
+Calls block. What a broker refuses because it has too much to do, it has not begun: with `wait_s` it is asked again, for
+so long, by the backoff of active control. `follow` goes on by itself when the connection is lost, by the same backoff:
+it asks for what it missed, and where the broker does not know that any more, gives a whole result again.
 
 What may go wrong: nobody answers at the address (U701), the connection is lost in the middle (U704), and whatever the
 broker refuses.
@@ -11,23 +12,26 @@ from __future__ import annotations
 
 import http
 import http.client
+import random
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
+from tidegate.client.control import RetryPace
 from tidegate.client.link import to_exception
-from tidegate.errors import ConfigError, TidegateError, Unavailable
+from tidegate.client.refusals import until_accepted
+from tidegate.errors import ConfigError, Overloaded, TidegateError, Unavailable
 from tidegate.frames import ErrorBody
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:7271"
 CONNECT_S: Final = 2.0
 # The broker says something every 15 s to whoever follows a question.
 SILENT_S: Final = 45.0
-RECONNECT_S: Final = 1.0
 _WELL: Final = (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT)
 
 
@@ -53,35 +57,42 @@ class Knowledge:
         # A connection for each call: its socket goes with the response.
         self._headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
-    def query(self, text: str, accept: str) -> Written:
+    def query(self, text: str, accept: str, *, wait_s: float = 0.0) -> Written:
         """The result, as one of the accepted media types."""
-        return self._read("/v1/sparql", text.encode(), {"Content-Type": "application/sparql-query", "Accept": accept})
+        headers = {"Content-Type": "application/sparql-query", "Accept": accept}
+        return self._read("/v1/sparql", text.encode(), headers, wait_s)
 
-    def update(self, text: str) -> dict[str, Any]:
+    def update(self, text: str, *, wait_s: float = 0.0) -> dict[str, Any]:
         """What has changed: `added` and `removed` triples, and the load of the knowledge base."""
-        return self._change("/v1/sparql", text.encode(), "application/sparql-update")
+        return self._change("/v1/sparql", text.encode(), "application/sparql-update", wait_s)
 
-    def insert(self, document: bytes, media_type: str) -> dict[str, Any]:
+    def insert(self, document: bytes, media_type: str, *, wait_s: float = 0.0) -> dict[str, Any]:
         """The same for the triples of a document."""
-        return self._change("/v1/graph", document, media_type)
+        return self._change("/v1/graph", document, media_type, wait_s)
 
-    def follow(self, text: str = "", name: str = "") -> Iterator[dict[str, Any]]:
+    def follow(self, text: str = "", name: str = "", *, wait_s: float = 0.0) -> Iterator[dict[str, Any]]:
         """The messages of a persistent query, as docs/knowledge.md has them: a result, then what changes in it. With
-        a name the broker keeps it until it is dropped; later the name is enough."""
+        a name the broker keeps it until it is dropped; later the name is enough. `wait_s` is for its beginning: later
+        on there is no end to trying."""
         question = {key: value for key, value in (("query", text), ("name", name)) if value}
         resuming: dict[str, str] = {}
+        pace = RetryPace(random.random)
         while True:
+            retry_after_s = None
             try:
-                response = self._open("GET", f"/v1/persistent?{urlencode(question | resuming)}", SILENT_S)
+                path = f"/v1/persistent?{urlencode(question | resuming)}"
+                response = until_accepted(partial(self._open, "GET", path, SILENT_S), 0.0 if resuming else wait_s)
                 for message in _messages(response):
                     resuming["sequence"] = str(message["sequence"])
                     if "subscription" in message and not name:
                         resuming["subscription"] = message["subscription"]
+                    pace.on_success()
                     yield message
-            except Unavailable:
+            except (Unavailable, Overloaded) as error:
                 if not resuming:
                     raise
-            time.sleep(RECONNECT_S)
+                retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+            time.sleep(pace.on_refusal(retry_after_s))
 
     def named(self) -> list[dict[str, Any]]:
         """The persistent queries that are kept under names: the question of each, and whether somebody follows it."""
@@ -92,12 +103,12 @@ class Knowledge:
         """Ends a persistent query that has a name."""
         self._open("DELETE", f"/v1/persistent?{urlencode({'name': name})}", SILENT_S).close()
 
-    def _change(self, path: str, body: bytes, media_type: str) -> dict[str, Any]:
-        answer = self._read(path, body, {"Content-Type": media_type})
+    def _change(self, path: str, body: bytes, media_type: str, wait_s: float) -> dict[str, Any]:
+        answer = self._read(path, body, {"Content-Type": media_type}, wait_s)
         return msgspec.json.decode(answer.body, type=dict[str, Any])
 
-    def _read(self, path: str, body: bytes, headers: Mapping[str, str]) -> Written:
-        with self._open("POST", path, None, body, headers) as response:
+    def _read(self, path: str, body: bytes, headers: Mapping[str, str], wait_s: float) -> Written:
+        with until_accepted(partial(self._open, "POST", path, None, body, headers), wait_s) as response:
             try:
                 return Written(response.headers.get_content_type(), response.read())
             except (OSError, http.client.HTTPException) as error:
@@ -116,7 +127,9 @@ class Knowledge:
             assert connection.sock is not None
             connection.sock.settimeout(silent_s)
             connection.request(method, path, body, self._headers | dict(headers or {}))
+            sock = connection.sock
             response = connection.getresponse()
+            sock.close()  # when the response is, also where the peer would keep the connection
             refusal = response.read() if response.status not in _WELL else None
         except (OSError, http.client.HTTPException) as error:
             connection.close()

@@ -17,9 +17,7 @@ repeated with other rows than before, because the query was changed or is not de
 
 from __future__ import annotations
 
-import random
 import secrets
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -31,8 +29,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from tidegate.client import Connection
-from tidegate.client.control import RetryPace
-from tidegate.errors import ConfigError, Overloaded
+from tidegate.client.refusals import until_accepted
+from tidegate.errors import ConfigError
 from tidegate.pipeline.broker_link import ask, run, within
 from tidegate.pipeline.options import SinkOptions
 from tidegate.pipeline.python_worker import keep_what_is_loaded
@@ -137,21 +135,12 @@ def _cut(messages: list[bytes]) -> Iterator[list[bytes]]:
 def _put(options: SinkOptions, part: list[bytes], producer: str, number: int) -> int:
     """How many of them were there before. A queue that is full is tried again, later each time."""
     messages = [msgspec.Raw(message) for message in part]
-    deadline_s = time.monotonic() + options.broker.retry_timeout_s
-    pace = RetryPace(random.random)
 
     async def put(broker: Connection) -> int:
         enqueued = await broker.queue(options.queue).put_batch(messages, producer=producer, number=number)
         return enqueued.duplicates
 
-    while True:
-        try:
-            return ask(options.broker, put)
-        except Overloaded as error:
-            wait_s = pace.on_refusal(error.retry_after_s)
-            if time.monotonic() + wait_s > deadline_s:
-                raise
-            time.sleep(wait_s)
+    return until_accepted(lambda: ask(options.broker, put), options.broker.retry_timeout_s)
 
 
 def _publish(options: SinkOptions, key: Key, notifications: list[bytes]) -> int:
