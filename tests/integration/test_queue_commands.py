@@ -101,6 +101,17 @@ class TestQueue:
         taken = queue(broker, "take", name, "--max", "10000")
         assert [line["body"] for line in taken.lines] == list(range(5000))
 
+    def test_put_waits_for_room(self, broker: BrokerProcess, name: str) -> None:
+        queue(broker, "create", name, "--messages-max", "1", "--physical-queues", "1")
+        queue(broker, "put", name, "1")
+        refused = queue(broker, "put", name, "2")
+        assert refused.code != 0
+        assert "L608" in refused.err
+        with Running("queue", "put", name, "2", "--wait", "60", "--address", broker.native) as running:
+            assert [line["body"] for line in queue(broker, "take", name).lines] == [1]
+            assert running.finish().lines == [{"accepted": 1}]
+        assert [line["body"] for line in queue(broker, "take", name).lines] == [2]
+
     def test_take_keep_leaves_them(self, broker: BrokerProcess, name: str) -> None:
         queue(broker, "put", name, "-", stdin="1\n2\n")
         assert len(queue(broker, "take", name, "--keep").lines) == 2
