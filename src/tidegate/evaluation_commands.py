@@ -49,7 +49,7 @@ def add_evaluate(commands: Any) -> None:
         _evaluate_control,
         "Compare the ways to pace the checks of many clients, simulated and on a real broker: report, Parquet, "
         "pictures. One that was ended goes on when it is started again with the same directory.",
-        "tidegate evaluate control --short --out results    # some minutes; without --short an hour and a half\n"
+        "tidegate evaluate control --short --out results    # some minutes; without --short over an hour\n"
         "tidegate evaluate control --out results --master 'local[*]'    # simulates on all cores",
     )
     control.add_argument(
