@@ -73,13 +73,13 @@ def _add_experiment(
 
 
 def _run(options: argparse.Namespace) -> int:
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, end)
     command = f"tidegate evaluate {options.experiment}{' --short' * options.short} --out {options.out}"
     print(options.evaluate(options, command))
     return 0
 
 
-def _end(number: int, _frame: object) -> NoReturn:
+def end(number: int, _frame: object) -> NoReturn:
     """As an error does, so that whatever was started is ended."""
     sys.exit(128 + number)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from itertools import groupby
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 import msgspec
@@ -184,8 +184,11 @@ class Bench:
                 for done in as_completed(running):
                     done.result()
                     progress.advance(1)
-            finally:
-                processes.shutdown(cancel_futures=True)
+            except BaseException:
+                # Not after the runs that are under way: a broker ends with the process of its run.
+                for process in active_children():
+                    process.terminate()
+                raise
         kept = [msgspec.msgpack.decode(self._path(case).read_bytes(), type=Kept) for case in cases]
         self.runs += len(kept)
         self.tries += sum(each.tries for each in kept)
