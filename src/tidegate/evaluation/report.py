@@ -70,7 +70,8 @@ class Ratio:
     """Of two means over the same seeds, and between which values it lies with a confidence of 95 %.
 
     A ratio has no distribution of a simple kind, so these are percentiles of a bootstrap: seeds are drawn again and
-    again, each with what it gave to both. Worth its name from some ten seeds on. NaN where a seed has no value."""
+    again, each with what it gave to both. Worth its name from some ten seeds on: of fewer it is too narrow, and one
+    alone has none. NaN where a seed has no value."""
 
     value: float
     low: float
@@ -84,12 +85,14 @@ class Ratio:
         with np.errstate(divide="ignore", invalid="ignore"):
             value = above.mean() / below.mean()
             ratios = above[chosen].mean(axis=1) / below[chosen].mean(axis=1)
-        low, high = np.quantile(ratios, (0.025, 0.975)) if np.isfinite(ratios).all() else (nan, nan)
+        has_interval = above.size > 1 and np.isfinite(ratios).all()
+        low, high = np.quantile(ratios, (0.025, 0.975)) if has_interval else (nan, nan)
         return cls(float(value), float(low), float(high))
 
     def write(self, digits: int = 2) -> str:
-        """`0.41 times (0.40 to 0.42)`."""
-        return f"{self.value:.{digits}f} times ({self.low:.{digits}f} to {self.high:.{digits}f})"
+        """`0.41 times (0.40 to 0.42)`, or without an interval where there is none."""
+        interval = "" if isnan(self.low) else f" ({self.low:.{digits}f} to {self.high:.{digits}f})"
+        return f"{self.value:.{digits}f} times{interval}"
 
 
 @dataclass(frozen=True)
