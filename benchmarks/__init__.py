@@ -1,4 +1,4 @@
-"""Benchmarks: what a notification costs from its publisher's process to its subscriber's, beside named peers.
+"""Benchmarks: the cost of a notification from its publisher's process to its subscriber's, compared with named peers.
 
-Nothing here is asserted by a test: figures depend on the machine. README.md says how to run and how to read them.
+No test asserts a figure from here, because figures depend on the machine. README.md explains how to run and read them.
 """

@@ -1,4 +1,4 @@
-"""The reference of `http_ingest`: an ASGI application that decodes a batch, counts it, and answers. Nothing else."""
+"""The reference of `http_ingest`: an ASGI application that only decodes a batch, counts it, and answers."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the two clients made for throughput share: one write for many messages, one decoding for all of a read.
+"""The common part of the two batching clients: one write for many messages, and one decoding for everything read.
 
-Stock clients make one object and one call of each message. These show what the peers' servers can do beside ours when
-both sides have a client that batches.
+Stock clients need one object and one call per message. The batching clients show what the servers of the peers can do
+when both sides have a client made for throughput.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _decode = msgspec.json.Decoder(list[Any]).decode
 
 
 class BatchingClient:
-    """A blocking connection, every call of which is bounded in time. A subclass speaks a protocol."""
+    """A blocking connection whose calls all have a timeout. Each subclass implements a protocol."""
 
     separator: str
 
@@ -45,19 +45,21 @@ class BatchingClient:
         self._socket.close()
 
     def publish(self, messages: Iterable[tuple[bytes, bytes]]) -> None:
-        """(topic, payload) of each, in one write."""
+        """Publishes (topic, payload) pairs in one write."""
         raise NotImplementedError
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        """Returns when the server has them all."""
+        """Subscribes to all topics, and returns when the server has confirmed them."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Returns when the server has read everything so far. Not for use while messages come."""
+        """Waits until the server has read everything sent so far. Do not call it while messages arrive."""
         raise NotImplementedError
 
     def take(self) -> list[Any]:
-        """The JSON payloads of all messages that are there, at least one: decoded as one array, which is quickest."""
+        """Returns the payloads of all messages that have arrived, at least one.
+
+        Decodes them as one JSON array, which is fastest."""
         while not (payloads := self._split(self._rest + self._read())):
             pass
         return _decode(b"[%b]" % b",".join(payloads))
@@ -66,7 +68,7 @@ class BatchingClient:
         raise NotImplementedError
 
     def _split(self, data: bytes) -> list[bytes]:
-        """The payloads of all whole messages in what was read; keeps the rest."""
+        """Returns the payloads of all complete messages in the data, and keeps the rest."""
         raise NotImplementedError
 
     def _read(self) -> bytes:

@@ -1,4 +1,4 @@
-"""An MQTT 3.1.1 client that batches, QoS 0: many PUBLISH packets in one write, many out of one read.
+"""A batching MQTT 3.1.1 client at QoS 0: many PUBLISH packets per write, and many per read.
 
 Keep-alive is off. Section numbers are those of the OASIS standard.
 """
@@ -14,7 +14,7 @@ _CONNACK: Final = 0x20
 _PUBLISH: Final = 0x30
 _SUBACK: Final = 0x90
 _PINGRESP: Final = 0xD0
-# Topics in one SUBSCRIBE packet.
+# Topics per SUBSCRIBE packet.
 _TOPICS: Final = 500
 
 
@@ -53,7 +53,7 @@ class BatchingMqtt(BatchingClient):
         return payloads
 
     def _wait(self, kind: int) -> None:
-        """Reads packets up to the next one of a kind."""
+        """Reads packets up to and including the next one of this kind."""
         while True:
             while (head := _head(self._rest, 0, len(self._rest))) is not None and head[1] <= len(self._rest):
                 found, self._rest = self._rest[0], self._rest[head[1] :]
@@ -63,7 +63,7 @@ class BatchingMqtt(BatchingClient):
 
 
 def _packet(kind: int, body: bytes) -> bytes:
-    """2.2: a fixed header with the length of the rest in groups of 7 bits."""
+    """Returns a packet with its fixed header, which has the length of the rest in groups of 7 bits (section 2.2)."""
     length = len(body)
     if length < 0x80:
         return b"%c%c%b" % (kind, length, body)
@@ -73,12 +73,12 @@ def _packet(kind: int, body: bytes) -> bytes:
 
 
 def _text(value: bytes) -> bytes:
-    """1.5.3: two bytes of length, then the bytes."""
+    """Returns a string as two bytes of length and the bytes (section 1.5.3)."""
     return len(value).to_bytes(2, "big") + value
 
 
 def _head(data: bytes, position: int, end: int) -> tuple[int, int] | None:
-    """(start, stop) of the body of the packet at a position; None when its length is not there yet."""
+    """Returns (start, stop) of the body of the packet at a position, or None if its length has not arrived yet."""
     length = 0
     for k in range(1, 5):
         if position + k >= end:

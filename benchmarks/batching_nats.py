@@ -1,6 +1,6 @@
-"""A NATS client that batches: many PUB in one write, many MSG out of one read.
+"""A batching NATS client: many PUB per write, and many MSG per read.
 
-It speaks just enough of the protocol (docs.nats.io, "Client Protocol").
+It implements only the necessary part of the protocol (docs.nats.io, "Client Protocol").
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The counting algorithm, as a reference: who has as many satisfied constraints as constraints is satisfied.
+"""The counting algorithm, as a reference: a subscription matches if as many constraints are satisfied as it has.
 
-Constraints lie in flat arrays: those of one attribute, operator and operand side by side, those that compare numbers
-in the order of their bounds. A value selects stretches of them (by Python's dictionaries and bisection), and one
-compiled loop over all stretches counts for each subscription how many of its constraints lie in them. So it touches
-every satisfied constraint, and every interval that begins early enough: what an index must do better.
+Constraints are stored in flat arrays. Those of one attribute, operator and operand are adjacent, and those that compare
+numbers are sorted by their bounds. A value selects stretches of the arrays, through Python dictionaries and bisection.
+One compiled loop over all stretches then counts the selected constraints of each subscription. So the algorithm visits
+every satisfied constraint, and every interval that begins below the value. An index must do better.
 
-It knows what the workloads use: no absence, no order of strings, one operand to `==` and `!=`, patterns that are not
-empty on strings only, and attributes whose values are of one class each (so True never meets 1).
+It supports only what the workloads use: no absence, no order of strings, one operand for `==` and `!=`, non-empty
+patterns on strings only, and attributes whose values are all of one class (so True is never compared with 1).
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from numba import njit
 from numpy.typing import NDArray
 
 from tidegate.filters import Operator
-from tidegate.layers.index.packing import OPERATORS
+from tidegate.index.packing import OPERATORS
 
-# Places from the first to before the second; what each is worth; and the least end of an interval that counts.
+# First place, place after the last, amount that each place counts, and the smallest end of an interval that counts.
 Stretch = tuple[int, int, int, float]
 _ANY_END: Final = -np.inf
 
 
 class _Group(NamedTuple):
-    """The constraints of one attribute and operator, from `start` on: the stretch of each operand, or their bounds."""
+    """The constraints of one attribute and operator, from `start` on, with the stretch of each operand or the sorted
+    bounds."""
 
     operator: Operator
     start: int
@@ -41,7 +42,7 @@ class _Group(NamedTuple):
 
 
 class CountingIndex:
-    """Made once, of filters as they are packed; a subscription is the place of its filter among them."""
+    """An index over packed filters that cannot be changed later. A subscription is the position of its filter."""
 
     def __init__(self, filters: Iterable[list[Any]]) -> None:
         constraints = defaultdict[tuple[str, int], list[tuple[Any, Any, int]]](list)
@@ -63,11 +64,11 @@ class CountingIndex:
             start += len(group)
 
     def match(self, notification: Mapping[str, Any]) -> list[int]:
-        """The subscriptions that the notification satisfies, in no order."""
+        """Returns the subscriptions that the notification satisfies, in no particular order."""
         return self.count(self.select(notification))
 
     def select(self, notification: Mapping[str, Any]) -> NDArray[np.float64]:
-        """The stretches that the notification's values select: the part that is Python."""
+        """Returns the stretches that the notification's values select. This part is pure Python."""
         stretches: list[Stretch] = []
         for name, value in notification.items():
             for group in self._groups.get(name, ()):
@@ -75,7 +76,7 @@ class CountingIndex:
         return np.array(stretches, np.float64).reshape(-1, 4)
 
     def count(self, selected: NDArray[np.float64]) -> list[int]:
-        """Who has all its constraints in them: the part that is compiled."""
+        """Returns the subscriptions whose constraints are all in the stretches. This part is compiled."""
         number = _count(selected, self._owners, self._ends, self._needed, self._counts, self._found)
         found: list[int] = self._found[:number].tolist()
         return found
@@ -106,11 +107,11 @@ def _satisfied(group: _Group, value: Any) -> Iterable[Stretch]:
     if operator in _PARTS:
         return [stretches[part] for part in _PARTS[operator](value, lengths) if part in stretches]
     equal = (stretches[value],) if value in stretches else ()
-    # For `!=` the equal ones are taken away first, so that no count goes through zero.
+    # For `!=`, the equal constraints are subtracted before all are added, so that no count passes through zero.
     return equal if operator is Operator.EQUAL else (*equal, (start, stop, 1, _ANY_END))
 
 
-# Which of the bounds in their order a value satisfies; of intervals, which do not begin above it.
+# The range of the sorted bounds that a value satisfies. For intervals: those that do not begin above the value.
 _BOUNDED: Final[Mapping[Operator, Callable[[Sequence[float], float], tuple[int, int]]]] = {
     Operator.BELOW: lambda bounds, value: (bisect_right(bounds, value), len(bounds)),
     Operator.AT_MOST: lambda bounds, value: (bisect_left(bounds, value), len(bounds)),
@@ -118,7 +119,7 @@ _BOUNDED: Final[Mapping[Operator, Callable[[Sequence[float], float], tuple[int, 
     Operator.AT_LEAST: lambda bounds, value: (0, bisect_right(bounds, value)),
     Operator.RANGE: lambda bounds, value: (0, bisect_right(bounds, value)),
 }
-# What patterns of these lengths hold for a text.
+# The patterns of these lengths that a text satisfies.
 _PARTS: Final[Mapping[Operator, Callable[[str, Iterable[int]], Iterable[str]]]] = {
     Operator.PREFIX: lambda text, lengths: {text[:length] for length in lengths},
     Operator.SUFFIX: lambda text, lengths: {text[-length:] for length in lengths},
@@ -130,7 +131,9 @@ _PARTS: Final[Mapping[Operator, Callable[[str, Iterable[int]], Iterable[str]]]] 
 
 @njit(cache=True)
 def _count(stretches: Any, owners: Any, ends: Any, needed: Any, counts: Any, found: Any) -> int:
-    """How many are `found`: `counts` says how many satisfied constraints each subscription still needs."""
+    """Writes the satisfied subscriptions to `found` and returns their number.
+
+    `counts` holds how many satisfied constraints each subscription still needs."""
     counts[:] = needed
     number = 0
     for k in range(len(stretches)):

@@ -1,7 +1,7 @@
 """One job: a publisher process, a server and a subscriber process, from the first notification to the last.
 
-Every contender is a `Contender`: a pair of functions that publish and subscribe over one server. They are run in the
-same way, with the same readings, and measured by the same clocks.
+A `Contender` is a pair of functions that publish and subscribe through one server. All contenders run in the same way,
+with the same readings, and are measured by the same clocks.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final
 
 from benchmarks.processes import Line, Worker, cpu_s
 
-# Notifications of the first, short run; and the most of any run.
+# The notifications of the first, short run, and the maximum of any run.
 PROBE: Final = 8192
 COUNT_MAX: Final = 5_000_000
 
 
 @dataclass(frozen=True)
 class Received:
-    """What a subscriber got, and when the last of it came (on the monotonic clock, which processes share)."""
+    """The number of notifications received, and when the last arrived on the monotonic clock, which processes share."""
 
     count: int
     last_s: float
@@ -31,7 +31,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds, seconds a run, and how many subscriptions are many."""
+    """How much to measure: rounds, seconds per run, and the number of subscriptions in a large case."""
 
     rounds: int
     run_s: float
@@ -44,10 +44,10 @@ FULL: Final = Effort(rounds=5, run_s=1.5, many_subscriptions=100_000)
 
 @dataclass(frozen=True)
 class Contender:
-    """Somebody who carries notifications from a publisher to a subscriber.
+    """A system that carries notifications from a publisher to a subscriber.
 
-    `publish(line, address, count, *publish_options)` gives how many it sent, `subscribe(line, address, count,
-    *subscribe_options)` what came; each runs in a process of its own."""
+    `publish(line, address, count, *publish_options)` returns how many it sent, and `subscribe(line, address, count,
+    *subscribe_options)` what it received. Each runs in its own process."""
 
     name: str
     address: str
@@ -60,7 +60,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. CPU is in microseconds a notification that was sent."""
+    """The result of a run. CPU time is in microseconds per notification sent."""
 
     sent: int
     received: Received
@@ -71,7 +71,7 @@ class Measured:
 
 
 def run_job(contender: Contender, count: int) -> Measured:
-    """Publishes `count` notifications, and waits until the subscriber has them or gives up."""
+    """Publishes `count` notifications, and waits until the subscriber has received them or times out."""
     with (
         Worker(contender.subscribe, contender.address, count, *contender.subscribe_options) as subscriber,
         Worker(contender.publish, contender.address, count, *contender.publish_options) as publisher,
@@ -90,12 +90,12 @@ def run_job(contender: Contender, count: int) -> Measured:
 
 
 def fitting_counts(contenders: Sequence[Contender], run_s: float) -> dict[str, int]:
-    """How many notifications each carries in about `run_s`: a first short run, which also warms up, tells."""
+    """Returns how many notifications each contender carries in about `run_s`, estimated from a short warm-up run."""
     return {each.name: min(max(int(run_job(each, PROBE).rate * run_s), PROBE), COUNT_MAX) for each in contenders}
 
 
 def run_rounds(contenders: Sequence[Contender], rounds: int, counts: Mapping[str, int]) -> dict[str, list[Measured]]:
-    """Every contender once a round, so that what else the machine does falls on all of them."""
+    """Runs every contender once per round, so that other load on the machine affects all of them."""
     runs: dict[str, list[Measured]] = {contender.name: [] for contender in contenders}
     for number in range(rounds):
         for contender in contenders:
@@ -114,6 +114,6 @@ def middle(runs: Sequence[Measured], figure: Callable[[Measured], float]) -> flo
 
 
 def wait_for_go(line: Line) -> None:
-    """A publisher is connected and has its readings."""
+    """Reports that the publisher is connected and has its readings, and waits for the start."""
     line.ready()
     line.wait_go()

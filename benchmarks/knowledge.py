@@ -1,8 +1,11 @@
-"""The knowledge base: SPARQL in workers beside SPARQL in the broker's own process, and what changes and triples cost.
+"""The knowledge base: SPARQL in workers and in the broker's own process, and the cost of changes and triples.
 
-Measured: a quick query and an update through a worker and without one, while the graph stands still and with a change
-before each; a change with 10,000 mask subscriptions and with none; inserts that are pipelined on one SSAP connection;
-and what a graph of a million triples takes: memory, to open it again, and to have a first worker for it.
+Measured:
+
+* a quick query and an update, with a worker and without, on an unchanged graph and with a change before each;
+* a change with 10,000 mask subscriptions and with none;
+* inserts that are pipelined on one SSAP connection;
+* a graph of a million triples: its memory, and the time to reopen it and to start its first worker.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from benchmarks.knowledge_clients import PIPELINED, pipeline
 from benchmarks.processes import Line, Worker, cpu_s, resident_bytes, tree_cpu_s
 from benchmarks.tables import ratio, write_table
 from tidegate.knowledge import question as questions
-from tidegate.knowledge.graph import DUMP, GRAPHS, KINDS, TRIPLES, Graph
+from tidegate.knowledge.graph import Graph
 from tidegate.knowledge.knowledge_base import AskJob, ChangeJob, Job, KnowledgeBase, UpdateJob
 from tidegate.knowledge.persistent_query import PersistentQueries
 from tidegate.knowledge.question import SparqlQuery
-from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
+from tidegate.knowledge.store_opening import DUMP, GRAPHS, KINDS, TRIPLES
+from tidegate.knowledge.terms import Literal, Mask, Masks, Triple, Uri
 from tidegate.listeners.ssap import SsapListener
 
 SUBJECTS: Final = 1000
@@ -39,7 +43,7 @@ CLIENTS: Final = 4
 _ROUNDS_MAX: Final = 3
 _P: Final = Uri("http://example.org/p0")
 _NOTES: Final = (
-    "medians of {rounds} interleaved rounds; every query has a text of its own: none is answered from the cache",
+    "medians of {rounds} interleaved rounds; every query has a different text, so that the cache answers none",
     "in the process: the graph alone, without a request pool; wall clock, one request after another",
     "masks: CPU of the graph and the persistent queries; the subscriptions are to other subjects",
 )
@@ -58,7 +62,7 @@ def run(effort: Effort) -> str:
     )
 
 
-# SPARQL with a worker and without one.
+# SPARQL with a worker and without.
 
 
 def _workers_table(rounds: int, count: int, notes: list[str]) -> str:
@@ -174,7 +178,7 @@ def _masks_table(rounds: int, count: int) -> str:
     runs: dict[int, list[float]] = {}
     worlds = {subscriptions: _subscribed(graph, subscriptions) for subscriptions in (0, SUBSCRIPTIONS)}
     numbers = iter(range(10**9))
-    for number in range(rounds + 1):  # the first to warm up
+    for number in range(rounds + 1):  # the first is a warm-up
         for subscriptions, queries in worlds.items():
             show_progress(f"round {number}  {subscriptions:,} mask subscriptions")
             began_s = time.process_time()
@@ -194,7 +198,7 @@ def _subscribed(graph: Graph, subscriptions: int) -> PersistentQueries:
     )
     for number in range(subscriptions):
         mask = Mask(Uri(f"http://example.org/other{number}"), _P)
-        queries.subscribe(str(number), f"owner {number % 100}", (mask,))
+        queries.subscribe(str(number), f"owner {number % 100}", Masks((mask,)))
     return queries
 
 
@@ -253,12 +257,12 @@ def _million_table(count: int) -> str:
                 ]
             )
     head = ("store", "triples", "opened in s", "MB", "MB of a worker", "first SPARQL s", "next ms")
-    notes = ["of a graph in memory, opened is read from a dump; first SPARQL: with the start of a worker"]
+    notes = ["a graph in memory is opened by reading a dump; the first SPARQL includes the start of a worker"]
     return write_table("Many triples", head, rows, notes)
 
 
 def _make(_: Line, directory: Path, store: str, count: int) -> None:
-    """As a broker leaves them behind: a dump with its kinds, or a store that was opened once."""
+    """Writes the triples as a broker does: a dump with its literal kinds, or a store that was opened once."""
     directory.mkdir()
     lines = b"".join(
         f"<http://example.org/s{number // 10}> <http://example.org/p{number % 10}> "

@@ -1,9 +1,14 @@
 """Clients of the knowledge base of a real broker, which also publishes every change.
 
-Measured over SSAP: inserts and mask queries with a connection for each, by four clients, and how long they take at half
-that rate; the same pipelined on one connection; one change of a fact with a thousand subscribers; a thousand clients
-who ask the same at once. And over HTTP: single-triple updates with a thousand open SPARQL queries of three patterns,
-beside asking all of these again.
+Measured over SSAP:
+
+* inserts and mask queries of four clients, with a connection for each operation, and their latency at half that rate;
+* the same operations pipelined on one connection;
+* one change of a fact with a thousand subscribers;
+* a thousand clients that send the same query at the same time.
+
+Measured over HTTP: single-triple updates with a thousand open SPARQL queries of three patterns, compared with
+evaluating all these queries again.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from benchmarks.processes import Line, Worker, cpu_s
 from benchmarks.tables import ratio, write_table
 
 CLIENTS: Final = 4
-OPERATIONS: Final = 1500  # of each client
+OPERATIONS: Final = 1500  # per client
 PIPELINED: Final = 10_000
 SUBSCRIBERS: Final = 1000
 OPEN_QUERIES: Final = 1000
@@ -69,7 +74,7 @@ def _insert(number: int, name: str) -> bytes:
 
 
 def _mask(number: int, name: str) -> bytes:
-    """Each asks for another subject: none is answered from the cache."""
+    """Returns a mask query for a subject of its own, so that the cache answers none."""
     mask = (
         b'<triple_list><triple><subject type="uri">http://example.org/%s/%d</subject><predicate>http://example.org/p'
         b'</predicate><object type="uri">sib:any</object></triple></triple_list>' % (name.encode(), number)
@@ -81,7 +86,7 @@ def _mask(number: int, name: str) -> bytes:
 OPERATIONS_OF: Final[dict[str, _Message]] = {"insert": _insert, "mask query": _mask}
 
 
-# A connection for each.
+# A connection for each operation.
 
 
 def _alone(broker: Broker, port: int, rounds: int) -> str:
@@ -103,7 +108,7 @@ def _alone(broker: Broker, port: int, rounds: int) -> str:
 
 
 def _clients(line: Line, port: int, what: str, name: str, rate: float) -> tuple[float, list[float]]:
-    """How long it took in all, and each; at a rate, or as fast as they can."""
+    """Runs all clients, at a rate or as fast as possible. Returns the total seconds and those of each operation."""
     line.ready(0)
     took_s: list[list[float]] = [[] for _ in range(CLIENTS)]
     began_s = time.perf_counter()
@@ -140,7 +145,7 @@ def _in_process(job: Callable[..., Any], *arguments: Any) -> Any:
         return worker.result()
 
 
-# One connection for all.
+# One connection for all operations.
 
 
 def _pipelined(broker: Broker, port: int, rounds: int) -> str:
@@ -163,7 +168,7 @@ def _pipeline(line: Line, port: int, what: str, name: str) -> float:
 
 
 def pipeline(port: int, what: str, name: str) -> float:
-    """How many a second, from the first that is sent to the last that is confirmed."""
+    """Returns the operations per second, from the first one sent to the last one confirmed."""
     messages = b"".join(OPERATIONS_OF[what](number, name) for number in range(PIPELINED))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         began_s = time.perf_counter()
@@ -178,7 +183,7 @@ def pipeline(port: int, what: str, name: str) -> float:
         return PIPELINED / (time.perf_counter() - began_s)
 
 
-# A thousand at once.
+# A thousand clients at once.
 
 
 def _fan_out(port: int, rounds: int) -> str:
@@ -234,7 +239,7 @@ def _at_once(broker: Broker, port: int, rounds: int) -> str:
 
 
 def _evaluations(broker: Broker) -> int:
-    """Of SPARQL: those that joined another, or had a cached answer, are not among them."""
+    """Returns the number of SPARQL evaluations. Queries that joined another or had a cached answer do not count."""
     pool = _get(broker, "/v1/layers")["knowledge"]["pool"]
     return int(pool["lanes"]["sparql"]["answered"] - pool["joined"] - pool["cached"])
 
@@ -269,7 +274,8 @@ def _askers(line: Line, port: int, rounds: int) -> list[float]:
 
 
 def _open_queries(broker: Broker, count: int) -> str:
-    """Rooms with sensors; an open query a room, of three patterns. An update concerns one of them."""
+    """Measures updates of rooms with sensors. Each room has an open query of three patterns, and an update changes the
+    result of one query."""
     show_progress(f"{count} open queries")
     _update(broker, "INSERT DATA {" + " ".join(map(_room, range(count))) + "}")
     without_us = _updates_us(broker, count)
@@ -313,7 +319,7 @@ def _updates_us(broker: Broker, count: int) -> float:
 
 
 def _keep_open(line: Line, address: str, count: int) -> None:
-    """By server-sent events, one connection a query."""
+    """Keeps the queries open as server-sent events, on one connection per query."""
     place = urlsplit(address)
 
     async def read(reader: asyncio.StreamReader) -> None:

@@ -1,8 +1,8 @@
-"""Latency: from the call that publishes to the subscriber's code, at 5000 notifications a second, beside NATS.
+"""Latency: from the call that publishes to the subscriber's code, at 5000 notifications per second, compared with NATS.
 
-Measured: the median and the 99th percentile of each run, and the medians of those over interleaved rounds. Both
-publishers wake every millisecond and send what is due, one call a notification, with the time in it; both clients
-batch by themselves. The first tenth of a run is warm-up.
+Measured: the median and the 99th percentile of each run, and their medians over interleaved rounds. Both publishers
+wake up every millisecond and send the notifications that are due, with one call each and the time in it. Both clients
+batch internally. The first tenth of a run is warm-up.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _HEAD: Final = (
     f"p50 / {REFERENCE}", f"p99 / {REFERENCE}",
 )  # fmt: skip
 _NOTES: Final = (
-    f"{RATE} notifications/s, medians of {{rounds}} interleaved rounds; CPU in us a notification",
+    f"{RATE} notifications/s, medians of {{rounds}} interleaved rounds; CPU in us per notification",
     f"Tidegate acknowledges and compares contents with {OTHERS + 1} filters; NATS does neither, and encodes JSON",
 )
 
@@ -120,7 +120,7 @@ def subscribe_to_nats(line: Line, address: str, count: int) -> Received:
 
 
 async def _paced(line: Line, count: int, publish: Callable[[Reading], Awaitable[None]]) -> None:
-    """Publishes at RATE: whatever is due at each waking."""
+    """Publishes at RATE: wakes up regularly and sends the notifications that are due."""
     readings = make_readings(seed=1)
     wait_for_go(line)
     began_s = time.monotonic()
@@ -138,7 +138,7 @@ def _age_us(notification: dict[str, Any]) -> float:
 
 
 def _percentiles(runs: Sequence[Measured]) -> tuple[float, float]:
-    """The medians of the runs' medians and 99th percentiles."""
+    """Returns the median of the runs' medians, and the median of their 99th percentiles."""
     cuts = []
     for each in runs:
         latencies = each.received.latencies_us

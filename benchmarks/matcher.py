@@ -1,8 +1,8 @@
-"""The matcher's index alone: PUBLISH frames in, ids of subscriptions out; beside it the same by counting and by force.
+"""The matcher's index alone: PUBLISH frames in, ids of subscriptions out; compared with counting and brute force.
 
-Every load is measured in a fresh process that gets it ready-made, so that what its making leaves in memory does not
-count. What the index answers to a sample of the notifications must be what the references answer, once it has settled
-and again while a tenth of the subscriptions is away; if it is not, there are no figures but an error.
+Every load is measured in a new process that receives it ready-made, so memory that its creation leaves behind does not
+count. For a sample of the notifications, the index must return what the references return: after it has settled, and
+again while a tenth of the subscriptions is removed. Otherwise the benchmark reports an error instead of figures.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-# As a script, Python finds the modules beside this file, not the package that they are.
+# In a script, Python finds the modules beside this file, but not the package that contains them.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.counting_index import CountingIndex
@@ -35,17 +35,17 @@ from benchmarks.machine import describe_machine
 from benchmarks.matcher_workloads import DENSE, MAIN, SEED, WORKLOADS, Load, as_frames, make_load
 from benchmarks.processes import Failed, Line, Worker, resident_bytes
 from benchmarks.tables import ratio, write_table
-from tidegate.layers.index import SubscriptionIndex
+from tidegate.index import SubscriptionIndex
 
 SIZES: Final = (10_000, 100_000, 1_000_000)
-SIZE_HURTING: Final = 100_000
+SIZE_DIFFICULT: Final = 100_000
 SIZE_QUICK: Final = 2_000
 BATCH: Final = 256
 SMALLER_BATCHES: Final = (1, 16)
-FRAMES_A_CALL: Final = 4
-CHANGES_A_CALL: Final = 1000
+FRAMES_PER_CALL: Final = 4
+CHANGES_PER_CALL: Final = 1000
 
-# A second of CPU: notifications by workload and size; then subscriptions, and seconds by size.
+# Goals per second of CPU: notifications by workload and size, then subscriptions. Last, CPU seconds by size.
 RATE_GOALS: Final = {
     (MAIN, 10_000): 1_000_000,
     (MAIN, 100_000): 500_000,
@@ -70,13 +70,13 @@ _WARM_UP_SUBSCRIPTIONS: Final = 20_000
 _FORCED_MAX: Final = 10_000
 _SAMPLE: Final = 256
 _SAMPLE_FORCED: Final = 64
-# Of the time that a run of the other benchmarks takes: there are many contenders and loads here.
+# The share of the time that a run of the other benchmarks takes, because there are many contenders and loads here.
 _RUN_SHARE: Final = 0.2
 _RESULT_S: Final = 1800.0
 _EPILOG: Final = """examples:
-  python benchmarks/matcher.py --quick                          does it all work?
+  python benchmarks/matcher.py --quick                          check that everything works
   python benchmarks/matcher.py --workload mixed --sizes 10000   the main load at one size, half a minute
-  python benchmarks/matcher.py --report matcher.md              everything, several minutes; at best on a quiet machine
+  python benchmarks/matcher.py --report matcher.md              everything, several minutes; use a quiet machine
 
 loads:
 """
@@ -86,25 +86,25 @@ _HEAD: Final = (
     "its loop/s", "/ this", "brute force/s", "/ this", "visited", "scanned", "verified",
 )  # fmt: skip
 _NOTES: Final = (
-    "rates are of a second of CPU, medians of {rounds} interleaved rounds; a call brings a frame of 256 notifications",
-    "matches, visited nodes, scanned and verified entries: mean of a notification",
-    "counting: benchmarks/counting_index.py, notifications decoded before; its loop: the compiled part of it alone",
-    "brute force: Filter.matches, notifications decoded before; extrapolated: measured over the first 10,000 filters",
+    "rates are per second of CPU, medians of {rounds} interleaved rounds; each call has a frame of 256 notifications",
+    "matches, visited nodes, scanned and verified entries: means per notification",
+    "counting: benchmarks/counting_index.py, notifications decoded before; its loop: only the compiled part",
+    "brute force: Filter.matches, notifications decoded before; extrapolated: measured with the first 10,000 filters",
     "checked: the ids of 256 notifications are those of counting, and for 64 of them, up to 10,000, of brute force",
 )
 _BATCHES_HEAD: Final = (
     "workload", "subscriptions", *(f"frame of {batch}" for batch in (*SMALLER_BATCHES, BATCH)),
-    f"{FRAMES_A_CALL} frames of {BATCH}",
+    f"{FRAMES_PER_CALL} frames of {BATCH}",
 )  # fmt: skip
 _CHANGES_HEAD: Final = (
     "workload", "subscriptions", "adds/s", "when full", "goal", "removes/s", "goal", "loaded s", "of it settling",
     "goal", "bytes resident", "in arrays", "goal",
 )  # fmt: skip
 _CHANGES_NOTES: Final = (
-    "of a second of CPU, in calls of 1000; full: a tenth removed and added again, medians of {rounds} rounds",
-    "loaded: seconds of CPU for all adds and for settling",
-    "settling: maintain() to its end, after the adds and again after as many other notifications as are measured",
-    "bytes a subscription: by the growth of the process's resident memory; in arrays: by statistics()",
+    "per second of CPU, in calls of 1000; full: a tenth removed and added again, medians of {rounds} rounds",
+    "loaded: CPU seconds for all adds and for settling",
+    "settling: maintain() until it is done, after the adds and again after as many other notifications as are measured",
+    "bytes per subscription: growth of the process's resident memory; in arrays: from statistics()",
 )
 
 Integers = NDArray[np.int64]
@@ -118,7 +118,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True)
 class Measured:
-    """One load. Rates are medians of a second of CPU, by contender; counts are means of a notification."""
+    """The result of a load. Rates are medians per second of CPU, by contender. Counts are means per notification."""
 
     workload: str
     size: int
@@ -134,21 +134,21 @@ class Measured:
 
 
 def run(effort: Effort) -> str:
-    sizes, size_hurting = ((SIZE_QUICK,), SIZE_QUICK) if effort == QUICK else (SIZES, SIZE_HURTING)
-    return measure(every_case(sizes, size_hurting), effort)
+    sizes, size_difficult = ((SIZE_QUICK,), SIZE_QUICK) if effort == QUICK else (SIZES, SIZE_DIFFICULT)
+    return measure(every_case(sizes, size_difficult), effort)
 
 
-def every_case(sizes: Sequence[int], size_hurting: int) -> list[Case]:
-    hurting = [name for name in WORKLOADS if name not in (MAIN, DENSE)]
+def every_case(sizes: Sequence[int], size_difficult: int) -> list[Case]:
+    difficult = [name for name in WORKLOADS if name not in (MAIN, DENSE)]
     return [
         *(Case(MAIN, size) for size in sizes),
         Case(DENSE, max(sizes)),
-        *(Case(name, size_hurting) for name in hurting),
+        *(Case(name, size_difficult) for name in difficult),
     ]
 
 
 def measure(cases: Sequence[Case], effort: Effort) -> str:
-    """The tables. In a hurry one process measures all cases: its start takes longer than they do."""
+    """Returns the tables. A quick run measures all cases in one process, whose start takes longer than they do."""
     groups = [cases] if effort == QUICK else [[case] for case in cases]
     return _write_tables([each for group in groups for each in _measure_apart(group, effort)], effort.rounds)
 
@@ -164,7 +164,7 @@ def _measure_apart(cases: Sequence[Case], effort: Effort) -> list[Measured]:
 
 
 def measure_loads(_line: Line, loads: Sequence[Load], effort: Effort) -> list[Measured]:
-    """What the process does."""
+    """Measures the loads, in the process of a worker."""
     show_progress("loading the kernels; after a change of their source they are compiled, which takes minutes")
     _warm_up()
     return [_measure_load(load, effort) for load in loads]
@@ -215,7 +215,7 @@ def _measure_load(load: Load, effort: Effort) -> Measured:
 def _measure_rates(index: SubscriptionIndex, load: Load, effort: Effort) -> dict[str, float]:
     show_progress(f"{load.workload} {load.size:,}: building the references and checking")
     references = _References(load)
-    # The collector need not walk through the millions of objects of the references again and again.
+    # Otherwise the garbage collector would walk through the millions of objects of the references repeatedly.
     gc.freeze()
     sample = as_frames(load.maps, _SAMPLE)[0]
     expected = references.match_sample()
@@ -238,7 +238,7 @@ def _measure_rates(index: SubscriptionIndex, load: Load, effort: Effort) -> dict
 
 
 class _References:
-    """The same filters by counting, and as many as is bearable by brute force."""
+    """The same filters in a counting index, and the first 10,000 of them for brute force, which is slow."""
 
     def __init__(self, load: Load) -> None:
         self._notifications = load.notifications()
@@ -247,7 +247,7 @@ class _References:
         self._share_forced = len(self._filters) / load.size
 
     def match_sample(self) -> list[set[int]]:
-        """What counting finds; brute force must find the same."""
+        """Returns the matches that counting finds, after checking that brute force finds the same."""
         found = [set(self._counting.match(notification)) for notification in self._notifications[:_SAMPLE]]
         for notification, ids in zip(self._notifications[:_SAMPLE_FORCED], found, strict=False):
             if set(self._force(notification)) != {number for number in ids if number < len(self._filters)}:
@@ -255,7 +255,9 @@ class _References:
         return found
 
     def contenders(self) -> dict[str, Callable[[], float]]:
-        """Each takes one notification a call; brute force, over some of the filters, does that part of one."""
+        """Returns functions that each match one notification per call and return how much of one they did.
+
+        Brute force tries only some of the filters, so it does only that share of a notification."""
         counted, forced = cycle(self._notifications), cycle(self._notifications)
         selected = cycle([self._counting.select(notification) for notification in self._notifications[:_SAMPLE]])
 
@@ -278,14 +280,14 @@ class _References:
 
 
 def _index_contenders(index: SubscriptionIndex, load: Load) -> dict[str, Callable[[], float]]:
-    """The index with all notifications; those of the main loads also in calls of other sizes."""
+    """Returns functions that match all notifications. The main loads are also matched in calls of other sizes."""
     frames = as_frames(load.maps, BATCH)
     calls = {INDEX: frames}
     if load.workload in (MAIN, DENSE):
         calls |= {_in_batches(batch): as_frames(load.maps, batch) for batch in SMALLER_BATCHES}
-        starts = range(0, len(frames), FRAMES_A_CALL)
-        calls[_in_batches(BATCH * FRAMES_A_CALL)] = [
-            b"".join(frames[start : start + FRAMES_A_CALL]) for start in starts
+        starts = range(0, len(frames), FRAMES_PER_CALL)
+        calls[_in_batches(BATCH * FRAMES_PER_CALL)] = [
+            b"".join(frames[start : start + FRAMES_PER_CALL]) for start in starts
         ]
 
     def match(calls: Sequence[bytes]) -> float:
@@ -304,8 +306,8 @@ def _match_all(index: SubscriptionIndex, calls: Iterable[bytes]) -> int:
 
 
 def _changes(load: Load, ids: Integers) -> Changes:
-    """Subscriptions and their packed filters, for calls of bearable size."""
-    parts = [ids[start : start + CHANGES_A_CALL] for start in range(0, len(ids), CHANGES_A_CALL)]
+    """Returns subscriptions and their packed filters, in parts of 1000 for one call each."""
+    parts = [ids[start : start + CHANGES_PER_CALL] for start in range(0, len(ids), CHANGES_PER_CALL)]
     return [(part, load.packed(part)) for part in parts]
 
 
@@ -331,13 +333,13 @@ def _check(index: SubscriptionIndex, sample: bytes, expected: Sequence[set[int]]
         found = ids[offsets[number] : offsets[number + 1]].tolist()
         if len(found) != len(wanted) or set(found) != wanted:
             raise Failed(
-                f"WRONG: to notification {number} the index finds {len(found)} subscriptions, the references "
-                f"{len(wanted)}; in one only: {sorted(set(found) ^ wanted)[:10]}"
+                f"WRONG: for notification {number} the index finds {len(found)} subscriptions and the references "
+                f"{len(wanted)}; the first differences: {sorted(set(found) ^ wanted)[:10]}"
             )
 
 
 def _rate(work: Callable[[], float], at_least_s: float) -> float:
-    """Notifications a second of CPU; `work` says how many it did."""
+    """Returns notifications per second of CPU. `work` returns how many it did."""
     done, took_s, began_s = 0.0, 0.0, time.process_time()
     while not done or took_s < at_least_s:
         done += work()
@@ -352,7 +354,8 @@ def _cpu_s(work: Callable[[], None]) -> float:
 
 
 def _resident_bytes() -> int:
-    """Without what is free but was not given back to the system, which an index would fill unseen."""
+    """Returns the resident memory after giving free memory back to the system. Otherwise the index would fill that
+    memory, and its growth would not be noticed."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return resident_bytes(os.getpid())
@@ -360,12 +363,12 @@ def _resident_bytes() -> int:
 
 def _write_tables(all_measured: Sequence[Measured], rounds: int) -> str:
     main = [each for each in all_measured if each.workload in (MAIN, DENSE)]
-    hurting = [each for each in all_measured if each not in main]
-    about = [f"{each.workload}: {WORKLOADS[each.workload].about}" for each in hurting]
+    difficult = [each for each in all_measured if each not in main]
+    about = [f"{each.workload}: {WORKLOADS[each.workload].about}" for each in difficult]
     tables = (
         ("Matching", _HEAD, _row, main, _NOTES),
         ("Matching by frames a call, notifications/s", _BATCHES_HEAD, _batches_row, main, ()),
-        ("Loads that hurt", _HEAD, _row, hurting, about if main else (*about, *_NOTES)),
+        ("Difficult loads", _HEAD, _row, difficult, about if main else (*about, *_NOTES)),
         ("Changes and memory", _CHANGES_HEAD, _changes_row, all_measured, _CHANGES_NOTES),
     )
     return "\n".join(
@@ -398,7 +401,7 @@ def _row(measured: Measured) -> list[str]:
 
 
 def _batches_row(measured: Measured) -> list[str]:
-    names = (*map(_in_batches, SMALLER_BATCHES), INDEX, _in_batches(BATCH * FRAMES_A_CALL))
+    names = (*map(_in_batches, SMALLER_BATCHES), INDEX, _in_batches(BATCH * FRAMES_PER_CALL))
     return [measured.workload, f"{measured.size:,}", *(f"{measured.rates[name]:,.0f}" for name in names)]
 
 
@@ -441,8 +444,8 @@ def main() -> int:
 
 def _choose_cases(sizes: Sequence[int] | None, workload: str | None, is_quick: bool) -> list[Case]:
     if workload is None:
-        return every_case(sizes or ((SIZE_QUICK,) if is_quick else SIZES), SIZE_QUICK if is_quick else SIZE_HURTING)
-    usual = SIZES if workload == MAIN else (SIZES[-1] if workload == DENSE else SIZE_HURTING,)
+        return every_case(sizes or ((SIZE_QUICK,) if is_quick else SIZES), SIZE_QUICK if is_quick else SIZE_DIFFICULT)
+    usual = SIZES if workload == MAIN else (SIZES[-1] if workload == DENSE else SIZE_DIFFICULT,)
     return [Case(workload, size) for size in sizes or ((SIZE_QUICK,) if is_quick else usual)]
 
 
@@ -452,15 +455,16 @@ def _parse_options() -> argparse.Namespace:
         epilog=_EPILOG + "\n".join(f"  {name:16} {each.about}" for name, each in WORKLOADS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="one short round with 2,000 subscriptions, in seconds")
+    parser.add_argument("--quick", action="store_true", help="one short round with 2,000 subscriptions, takes seconds")
     parser.add_argument(
         "--sizes",
         type=lambda text: [int(size) for size in text.split(",")],
         metavar="N,N",
-        help="numbers of subscriptions, instead of 10000,100000,1000000; loads that hurt keep their 100000",
+        help="numbers of subscriptions (default: 10000,100000,1000000); difficult loads have 100000 unless --workload "
+        "names one",
     )
-    parser.add_argument("--workload", choices=WORKLOADS, metavar="NAME", help="one load only, at all of --sizes")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the tables there too, as Markdown")
+    parser.add_argument("--workload", choices=WORKLOADS, metavar="NAME", help="run one load only, with all --sizes")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="also write the tables to this file, as Markdown")
     return parser.parse_args()
 
 

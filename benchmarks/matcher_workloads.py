@@ -1,11 +1,11 @@
-"""Seeded loads for the matcher: packed filters and notifications, made by the million.
+"""Seeded loads for the matcher: creates packed filters and notifications by the million.
 
-The main load is what a matcher of the Internet of Things sees: attributes of unequal popularity, filters of 2 to 5
-constraints of which one is *tight* (my device, my site, a narrow interval) and the others are *loose* (a status, a
-limit, a pattern), notifications of 6 to 14 attributes. The more subscriptions, the tighter the tight ones, so that a
-notification has about as many matches at every size. The other loads are made to hurt an index.
+The main load is typical of the Internet of Things: attributes of unequal popularity, and notifications of 6 to 14
+attributes. A filter has 2 to 5 constraints. One is *tight* (my device, my site, a narrow interval), and the others are
+*loose* (a status, a limit, a pattern). With more subscriptions the tight ones become tighter, so that a notification
+has about as many matches at every size. The other loads are difficult for an index.
 
-Everything is drawn by numpy, attribute by attribute, and encoded at once: a million filters take about 6 s.
+Everything is drawn with numpy, one attribute at a time, and encoded together: a million filters take about 6 s.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tidegate.filters import Constraint, Filter, Operator
 from tidegate.frames import join_maps, publish_frame
-from tidegate.layers.index.packing import OPERATORS
+from tidegate.index.packing import OPERATORS
 
 Kind = Literal["words", "boolean", "whole", "fraction"]
 Forms = Mapping[Kind, Mapping[Operator, float]]
@@ -34,7 +34,7 @@ _FILTERS_AT_ONCE: Final = 100_000
 _KEYS_AT_ONCE: Final = 4_000_000
 _CONSTRAINTS: Final = (2, 5)
 _NOTIFICATION_ATTRIBUTES: Final = (6, 14)
-# Clustered numbers lie in some of so many cells of their domain more often than in others.
+# The number of cells of a domain. Clustered numbers are more frequent in some of them.
 _CELLS: Final = 64
 # The mean width of a tight interval, as a share of its domain, at tightness 1.
 _NARROW: Final = 0.07
@@ -43,8 +43,10 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class Attribute(NamedTuple):
-    """`size` is the number of its words, or the width of its domain from `low` on. One that identifies can be tight:
-    words of which there are the more the more subscriptions there are, or numbers fine enough for a narrow interval."""
+    """An attribute. `size` is the number of its words, or the width of its domain from `low` on.
+
+    An attribute that `identifies` can have tight constraints. Its words grow in number with the subscriptions, or its
+    numbers are fine enough for a narrow interval."""
 
     name: str
     kind: Kind
@@ -54,7 +56,7 @@ class Attribute(NamedTuple):
     is_clustered: bool = False
 
 
-# By popularity, the most popular first.
+# Ordered by popularity, the most popular first.
 ATTRIBUTES: Final = (
     Attribute("device", "words", 600, True),
     Attribute("temperature", "fraction", 80, True, -30.0, True),
@@ -118,7 +120,7 @@ _LOOSE: Final[Forms] = {
     "fraction": _NUMBERS,
 }
 _TIGHT: Final[Forms] = {"words": _EQUAL, "whole": _RANGE, "fraction": _RANGE}
-# What a pattern takes of a word: a loose one little, a tight one nearly all.
+# The part of a word that a pattern uses: little if it is loose, nearly all if it is tight.
 _PART_LOOSE: Final = {Operator.PREFIX: slice(4), Operator.SUFFIX: slice(-2, None), Operator.CONTAINS: slice(2, 5)}
 _PART_TIGHT: Final = {Operator.PREFIX: slice(-1), Operator.SUFFIX: slice(1, None), Operator.CONTAINS: slice(1, -1)}
 
@@ -127,9 +129,9 @@ _PART_TIGHT: Final = {Operator.PREFIX: slice(-1), Operator.SUFFIX: slice(1, None
 class Workload:
     """How filters and notifications are drawn.
 
-    `tightness` says at some sizes how many times more words the identifying attributes have, and how many times
-    narrower the tight intervals are, than at 1; between them it follows a power of the size. An exponent of a skew is
-    that of Zipf's law for the values; below zero, what is rare elsewhere is common."""
+    `tightness` is a factor by number of subscriptions: identifying attributes have so many times more words, and tight
+    intervals are so many times narrower. Between the given sizes it follows a power of the size. A skew is the
+    exponent of Zipf's law for the values. With a negative skew, values that are otherwise rare are common."""
 
     about: str
     tightness: Mapping[int, float]
@@ -138,7 +140,7 @@ class Workload:
     loose: Forms = field(default_factory=lambda: _LOOSE)
     wanted_skew: float = 0.6
     sent_skew: float = 0.6
-    # Shares of a domain: loose intervals, and the most that a one-sided bound leaves.
+    # Shares of a domain: the widths of loose intervals, and the most that a one-sided bound leaves.
     widths: tuple[float, float] = (0.03, 0.3)
     tail: float = 0.5
     sharers: int = 1
@@ -150,9 +152,10 @@ class Workload:
 
 @dataclass(frozen=True)
 class Load:
-    """Packed filters, one after another, that of subscription i ending at `ends[i]`; notifications as MessagePack.
+    """Concatenated packed filters, where that of subscription i ends at `ends[i]`, and notifications as MessagePack.
 
-    An index may learn from the `earlier` notifications: it would know the others too well if it met them before."""
+    An index may learn from the `earlier` notifications. If it learned from the measured ones, it would fit them too
+    well."""
 
     workload: str
     filters: bytes
@@ -165,19 +168,19 @@ class Load:
         return len(self.ends)
 
     def packed(self, ids: Integers) -> bytes:
-        """The packed filters of these subscriptions."""
+        """Returns the packed filters of these subscriptions."""
         return b"".join(self.filters[self.ends[k - 1] if k else 0 : self.ends[k]] for k in ids.tolist())
 
     def notifications(self) -> list[dict[str, Any]]:
         return [_decode(each) for each in self.maps]
 
     def constraints(self, subscriptions: int) -> Iterator[list[Any]]:
-        """What is packed, for each of the first subscriptions: [[name, operator number, operand, …], …]."""
+        """Yields the constraints of each of the first subscriptions: [[name, operator number, operand, …], …]."""
         for start, stop in pairwise([0, *self.ends[:subscriptions].tolist()]):
             yield _decode(self.filters[start:stop])
 
     def make_filters(self, subscriptions: int) -> list[Filter]:
-        """The first of them as filters, without the cost of parsing."""
+        """Returns the first subscriptions as filters, without the cost of parsing."""
         return [
             Filter(tuple(Constraint(name, OPERATORS[number], tuple(operands)) for name, number, *operands in packed))
             for packed in self.constraints(subscriptions)
@@ -200,13 +203,13 @@ def make_load(workload_name: str, size: int, notifications: int, seed: int = SEE
 
 
 def as_frames(maps: Sequence[bytes], batch: int) -> list[bytes]:
-    """PUBLISH frames of `batch` notifications each."""
+    """Returns PUBLISH frames of `batch` notifications each."""
     starts = range(0, len(maps), batch)
     return [publish_frame(start + 1, join_maps([*maps[start : start + batch]])) for start in starts]
 
 
 class _Domain:
-    """The values of an attribute. What is wanted and what is sent are drawn from the same ones, each by its skew."""
+    """The values of an attribute. Filters and notifications draw from the same values, each with its own skew."""
 
     def __init__(self, rng: np.random.Generator, attribute: Attribute, workload: Workload, size: int) -> None:
         tightness = workload.tightness_at(size)
@@ -220,13 +223,13 @@ class _Domain:
         self._sent = _zipf(count, workload.sent_skew if is_skewed else 0.0)
 
     def draw_sent(self, rng: np.random.Generator, count: int) -> Iterator[tuple[Any, ...]]:
-        """(name, value) of so many notifications."""
+        """Returns (name, value) for `count` notifications."""
         return zip(repeat(self._attribute.name, count), self._draw(rng, self._sent, count), strict=True)
 
     def draw_wanted(
         self, rng: np.random.Generator, operator: Operator, is_tight: bool, count: int
     ) -> Iterator[tuple[Any, ...]]:
-        """(name, operator number, operand, …) of so many filters."""
+        """Returns (name, operator number, operand, …) for `count` filters."""
         head = repeat(self._attribute.name, count), repeat(OPERATORS.index(operator), count)
         return zip(*head, *self._draw_operands(rng, operator, is_tight, count), strict=True)
 
@@ -273,7 +276,7 @@ class _Domain:
 
 
 def _make_values(attribute: Attribute, tightness: float, first_word: int) -> NDArray[np.object_] | None:
-    """Words or booleans; None for numbers, which are too many."""
+    """Returns words or booleans, or None for numbers, of which there are too many."""
     if attribute.kind == "boolean":
         return np.array([True, False], object)
     if attribute.kind != "words":
@@ -284,7 +287,7 @@ def _make_values(attribute: Attribute, tightness: float, first_word: int) -> NDA
 
 
 def _zipf(count: int, exponent: float) -> Floats:
-    """Cumulative shares of so many ranks."""
+    """Returns the cumulative shares of `count` ranks by Zipf's law."""
     shares = np.cumsum(np.arange(1, count + 1) ** -exponent)
     return np.asarray(shares / shares[-1])
 
@@ -319,7 +322,7 @@ def _draw_notifications(rng: np.random.Generator, domains: Sequence[_Domain], co
 def _draw_wanted_attributes(
     rng: np.random.Generator, workload: Workload, count: int
 ) -> tuple[Integers, NDArray[np.bool_], list[int]]:
-    """Attributes of the constraints of all filters in a row, which of them are tight, and where each filter ends."""
+    """Returns the attributes of the constraints of all filters, which of them are tight, and where each filter ends."""
     attributes, most = workload.attributes, _CONSTRAINTS[1]
     popularity = _popularity(len(attributes))
     can_be_tight = np.array([each.identifies and each.kind in workload.tight for each in attributes])
@@ -330,7 +333,7 @@ def _draw_wanted_attributes(
         tight = rng.choice(len(attributes), count, p=weights / weights.sum())
     chosen = _draw_distinct(rng, popularity * can_be_loose, count, most, tight)
     sizes = rng.integers(_CONSTRAINTS[0], most + 1, count)
-    # The tight one came first: now it may stand anywhere.
+    # The tight constraint was drawn first. This shuffle can put it anywhere.
     keys = np.where(np.arange(most) < sizes[:, None], rng.random((count, most)), 2.0)
     chosen = np.take_along_axis(chosen, np.argsort(keys, axis=1), axis=1)
     is_used = np.arange(most) < sizes[:, None]
@@ -340,8 +343,10 @@ def _draw_wanted_attributes(
 def _draw_distinct(
     rng: np.random.Generator, weights: Floats, count: int, each: int, first: Integers | None = None
 ) -> Integers:
-    """`each` different numbers in every one of `count` rows, as if drawn one by one by their weights without putting
-    back: exponential waiting times do the same at once. `first` (-1 for none) comes first in its row."""
+    """Returns `count` rows of `each` different numbers, drawn by their weights without replacement.
+
+    Exponential waiting times give the same distribution in one step. A number of `first` (-1 for none) comes first in
+    its row."""
     rows = []
     step = _KEYS_AT_ONCE // len(weights)
     for start in range(0, count, step):
@@ -358,7 +363,7 @@ def _draw_distinct(
 
 
 def _popularity(attributes: int) -> Floats:
-    """Zipf's law: the share of the attribute at each rank."""
+    """Returns the share of the attribute at each rank by Zipf's law."""
     return np.diff(_zipf(attributes, 1.0), prepend=0.0)
 
 
@@ -392,7 +397,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         widths=(0.001, 0.02),
     ),
     "one-sided": Workload(
-        "nothing but one-sided bounds",
+        "only one-sided bounds",
         {100_000: 1.0},
         tight={},
         loose=dict.fromkeys(_NUMBER_KINDS, _ONE_SIDED),
@@ -404,22 +409,22 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
         attributes=[each._replace(name=f"m{n}.{each.name}") for n in range(25) for each in ATTRIBUTES],
     ),
     "rare-wanted": Workload(
-        "filters want values that are rare, notifications carry a few hot ones",
+        "filters want rare values, and notifications carry a few frequent ones",
         {2_000: 0.5, 100_000: 5.0},
         wanted_skew=-1.0,
         sent_skew=1.5,
     ),
     "rare-sent": Workload(
-        "filters want a few hot values, notifications carry those that are rare",
+        "filters want a few frequent values, and notifications carry rare ones",
         {2_000: 0.5, 100_000: 5.0},
         wanted_skew=1.5,
         sent_skew=-1.0,
     ),
     "patterns": Workload(
-        "nothing but prefixes, suffixes and contained texts",
+        "only prefixes, suffixes and contained texts",
         {2_000: 0.5, 100_000: 10.0},
         tight={"words": _PATTERNS},
         loose={"words": _PATTERNS},
     ),
-    "identical": Workload("every filter is that of 100 subscriptions", {2_000: 0.2, 100_000: 10.0}, sharers=100),
+    "identical": Workload("every filter is shared by 100 subscriptions", {2_000: 0.2, 100_000: 10.0}, sharers=100),
 }

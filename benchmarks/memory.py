@@ -1,7 +1,7 @@
-"""Memory: what a broker's resident memory grows by for each subscription, beside brokers that hold topics only.
+"""Memory: the growth of a broker's resident memory per subscription, compared with brokers that hold topics only.
 
-Measured: resident memory of a fresh server before and after one client has made many distinct subscriptions, and
-the time that it took (for Tidegate: parsed by the client and by the broker, indexed, confirmed one by one).
+Measured: resident memory of a new server before and after one client has made many distinct subscriptions, and the
+time that this took (with Tidegate: parsed by the client and by the broker, indexed, confirmed one by one).
 """
 
 from __future__ import annotations

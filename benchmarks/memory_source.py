@@ -1,6 +1,6 @@
 """A data source that yields the same Arrow batches as Tidegate's, from memory: the limit of any source in Python.
 
-Used by benchmarks/spark_source.py. Its batches are made once a worker, from a page like those that a broker sends.
+benchmarks/spark_source.py uses it. Each worker creates its batch once, from a page like those that a broker sends.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PARTITIONS: Final = 2
 
 
 def body() -> bytes:
-    """MessagePack of 1 KB: a text."""
+    """Returns a text as MessagePack of 1 KB."""
     return msgspec.msgpack.encode("x" * (BODY_BYTES - 3))
 
 
 class MemorySource(DataSource):
-    """`format("memory_batches")` with the option rows: of the whole stream, or of a table."""
+    """The format `memory_batches`. Its option `rows` is the number of rows of the whole stream or table."""
 
     @classmethod
     def name(cls) -> str:
@@ -72,7 +72,7 @@ class MemoryStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"rows": 0}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """All rows are there from the beginning."""
+        """Does nothing, because all rows exist from the beginning."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         return ReadMaxRows(self._per_trigger)
@@ -98,7 +98,7 @@ def _batches(schema: StructType, count: int) -> Iterator[pa.RecordBatch]:
 
 @cache
 def _batch(schema_json: str) -> pa.RecordBatch:
-    """As large as a page of a range read."""
+    """Returns a batch as large as a page of a range read."""
     record = seal(Record("", 1.7e9, msgspec.Raw(body()), "spark_source-0123456789ab", 100_000))
     count = PAGE_BYTES_MAX // len(record)
     ends = array("I", accumulate([len(record)] * count))

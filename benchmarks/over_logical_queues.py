@@ -19,13 +19,13 @@ from tidegate.queues.records import decode_record
 from tidegate.queues.stores.lmdb_store import LmdbStore
 
 _STORE_QUEUE: Final = "bench"
-# A body's number is its end, so that it need not be unpacked to be read.
+# The number is the end of a body, so that it can be read without unpacking the body.
 _NUMBER: Final = slice(-8, None)
 
 
 @asynccontextmanager
 async def open_store(durability: Durability) -> AsyncIterator[Ends]:
-    """What the listeners of a broker call, without listeners."""
+    """Opens the queues that the listeners of a broker call, without listeners."""
     with TemporaryDirectory(prefix="tidegate-bench-") as data:
         queues = LogicalQueues(LmdbStore(Path(data)))
         await queues.open()
@@ -56,7 +56,7 @@ class _StoreConsumer:
 
 @asynccontextmanager
 async def open_client(address: str, durability: Durability) -> AsyncIterator[Ends]:
-    """One connection to a broker; producers and consumers share it."""
+    """Opens one connection to a broker, which producers and consumers share."""
     async with connect(address) as broker:
         queue = broker.queue(f"bench-{os.getpid()}")
         await queue.create(durability=durability)

@@ -1,6 +1,7 @@
 """Mosquitto as a contender, QoS 0: with the stock clients paho and gmqtt.
 
-Topics are one a station; the subscriber wants `air/+`. The server's queues are unbounded, so that nothing is dropped.
+There is one topic per station, and the subscriber subscribes to `air/+`. The server's queues are unbounded, so that
+nothing is dropped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ decode = msgspec.json.Decoder().decode
 
 @contextmanager
 def mosquitto() -> Iterator[tuple[int, int]]:
-    """(pid, port) of a mosquitto on loopback."""
+    """Runs a mosquitto on loopback, and yields its (pid, port)."""
     port = free_port()
     with TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
@@ -48,7 +49,7 @@ def mosquitto() -> Iterator[tuple[int, int]]:
 
 
 def publish_paho(line: Line, address: str, count: int) -> int:
-    """paho with its thread; a call for each message."""
+    """Publishes through paho and its thread, with a call per message."""
     readings = make_readings(seed=1)
     client = paho.Client(CallbackAPIVersion.VERSION2)
     client.connect("127.0.0.1", int(address))
@@ -81,7 +82,8 @@ def subscribe_paho(line: Line, address: str, count: int) -> Received:
 
 
 def publish_gmqtt(line: Line, address: str, count: int) -> int:
-    """gmqtt, which hands every message to the transport; this yields to it when much is buffered, as it asks for."""
+    """Publishes through gmqtt, which passes every message to the transport. Waits when much is buffered, as gmqtt
+    recommends."""
 
     async def main() -> None:
         readings = make_readings(seed=1)
@@ -125,7 +127,7 @@ def subscribe_gmqtt(line: Line, address: str, count: int) -> Received:
 
 
 class _Counter:
-    """Decodes and counts messages one by one, as callbacks get them."""
+    """Decodes and counts messages one by one, as callbacks receive them."""
 
     def __init__(self, count: int) -> None:
         self.is_done = threading.Event()

@@ -1,6 +1,7 @@
 """NATS as a contender: nats-server with the stock client nats-py.
 
-Subjects are one a station; the subscriber wants `air.*`. The server keeps as much for a slow subscriber as it takes.
+There is one subject per station, and the subscriber subscribes to `air.*`. The server may buffer 1 GiB for a slow
+subscriber, so that it drops nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ decode = msgspec.json.Decoder().decode
 
 @contextmanager
 def nats_server() -> Iterator[tuple[int, int]]:
-    """(pid, port) of a nats-server on loopback."""
+    """Runs a nats-server on loopback, and yields its (pid, port)."""
     port = free_port()
     with TemporaryDirectory() as folder:
         file = Path(folder, "nats.conf")
@@ -42,7 +43,7 @@ def nats_server() -> Iterator[tuple[int, int]]:
 
 
 def publish_stock(line: Line, address: str, count: int) -> int:
-    """nats-py: a call for each message; it batches its writes by itself."""
+    """Publishes through nats-py with a call per message. nats-py batches its writes internally."""
 
     async def main() -> None:
         readings = make_readings(seed=1)
@@ -59,7 +60,7 @@ def publish_stock(line: Line, address: str, count: int) -> int:
 
 
 def subscribe_stock(line: Line, address: str, count: int) -> Received:
-    """nats-py with a callback, which is its quickest way to receive; each message is decoded."""
+    """Subscribes through nats-py with a callback, its fastest way to receive, and decodes each message."""
     received, last_s = 0, time.monotonic()
 
     async def main() -> None:

@@ -1,8 +1,8 @@
 """RabbitMQ as a contender: a durable classic queue, persistent messages, publisher confirms, through aio-pika.
 
-A producer has a batch of confirms in flight and waits for all; a consumer is pushed a batch (its prefetch) and
-acknowledges it with one frame. The node is alone: it has its own name, ports, cookie, files and port mapper (epmd),
-so that it neither finds nor disturbs another one on this machine.
+A producer has a batch of confirms in flight and waits for all. The server pushes a batch (the prefetch) to a consumer,
+which acknowledges it with one frame. The node is isolated: it has its own name, ports, cookie, files and port mapper
+(epmd), so that it neither finds nor disturbs another node on this machine.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMe
 from benchmarks.processes import Failed, Server, find_program, free_port
 from benchmarks.queue_job import BATCH, CONSUMERS, PRODUCERS, WAIT_S, Ends, Put
 
-# What Debian has on the PATH changes to another user first; this is the server's own script.
+# The server's own script. Debian's script on the PATH first changes to another user.
 _SCRIPT: Final = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 _FILLING_S: Final = 0.02
 
 
 @contextmanager
 def rabbitmq_server() -> Iterator[tuple[int, int]]:
-    """(pid, port) of a RabbitMQ node on loopback."""
+    """Runs a RabbitMQ node on loopback, and yields its (pid, port)."""
     if not _SCRIPT.exists():
         raise Failed("rabbitmq-server is not installed: scripts/ensure-packages rabbitmq-server:rabbitmq-server")
     port, mapper_port, node_port = free_port(), free_port(), free_port()
@@ -47,11 +47,11 @@ def rabbitmq_server() -> Iterator[tuple[int, int]]:
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/plugins",
             "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq",
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced",
-            # Together they make the script become the server, under one pid, rather than watch over it.
+            # With these two, the script becomes the server with the same pid, instead of supervising it.
             "RABBITMQ_ALLOW_INPUT": "1",
             "RABBITMQ_SERVER_START_ARGS": "-noinput",
         }
-        # The server would start a port mapper that outlives it; with one there already, it does not.
+        # Without a running port mapper, the server would start one that outlives it.
         with Server([find_program("epmd"), "-port", str(mapper_port), "-address", "127.0.0.1"]) as mapper:
             mapper.wait_listening(mapper_port)
             with Server([str(_SCRIPT)], environment) as server:
@@ -61,7 +61,7 @@ def rabbitmq_server() -> Iterator[tuple[int, int]]:
 
 @asynccontextmanager
 async def open_queue(port: int) -> AsyncIterator[Ends]:
-    """A queue of its own; one connection, with a channel for each producer and consumer."""
+    """Opens a new queue on one connection, with a channel for each producer and consumer."""
     name = f"bench-{os.getpid()}"
     async with await aio_pika.connect(f"amqp://guest:guest@127.0.0.1:{port}/") as connection:
         channel = await connection.channel()
@@ -85,7 +85,7 @@ def _persistent(body: bytes) -> aio_pika.Message:
 
 
 class _Consumer:
-    """The server pushes at most a batch beyond what is acknowledged, so what waits here is bounded."""
+    """A consumer. The server pushes at most a batch of unacknowledged messages, so the queue here is bounded."""
 
     def __init__(self) -> None:
         self._came: asyncio.Queue[AbstractIncomingMessage] = asyncio.Queue()
@@ -101,7 +101,7 @@ class _Consumer:
         return consumer
 
     async def take(self) -> list[bytes]:
-        """Messages come one by one, so a consumer waits a little until its batch is full."""
+        """Returns up to a batch. Messages arrive one by one, so this waits briefly for the batch to fill."""
         self._taken = []
         await self._fill(1, WAIT_S)
         await self._fill(BATCH, _FILLING_S)

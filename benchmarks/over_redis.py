@@ -1,7 +1,7 @@
 """Redis Streams as a queue: redis-server with an append-only file, driven by redis-py's asyncio client with hiredis.
 
 A consumer group is the queue: XADD in pipelines, XREADGROUP, then XACK and XDEL in one pipeline, because XACK alone
-frees nothing. The server is as it comes, its rewriting of the file included, but makes no snapshots.
+frees nothing. The server has its default configuration, including rewrites of the file, but makes no snapshots.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELD: Final = b"b"
 
 @contextmanager
 def redis_server(append_fsync: str) -> Iterator[tuple[int, int]]:
-    """(pid, port) of a Redis on loopback; `append_fsync` is always or everysec."""
+    """Runs a Redis on loopback, and yields its (pid, port). `append_fsync` is always or everysec."""
     port = free_port()
     with TemporaryDirectory(prefix="redis-bench-") as folder:
         settings = {
@@ -38,7 +38,7 @@ def redis_server(append_fsync: str) -> Iterator[tuple[int, int]]:
 
 @asynccontextmanager
 async def open_stream(port: int) -> AsyncIterator[Ends]:
-    """A stream of its own; each producer and consumer gets its own connection from the client's pool."""
+    """Opens a new stream. Each producer and consumer gets its own connection from the client's pool."""
     name = f"bench-{os.getpid()}"
     async with Redis(host="127.0.0.1", port=port, protocol=2) as client:
         await client.xgroup_create(name, _GROUP, id="0", mkstream=True)

@@ -21,7 +21,7 @@ from benchmarks.processes import RUN_S, Line, Server, Worker
 from benchmarks.workload import WANTED, Reading, make_readings, rounds_of
 from tidegate.client import Connection, connect
 
-# How much a publisher has under way: as a program with some tasks would, or a loop that does not wait for each call.
+# What a publisher has in flight: like a program with some tasks, or like a loop that does not wait for each call.
 NOTIFICATIONS_UNDER_WAY: Final = 4096
 CALLS_UNDER_WAY_MAX: Final = 64
 _SUBSCRIBING_AT_ONCE: Final = 1000
@@ -37,14 +37,14 @@ class Broker:
 
 @contextmanager
 def tidegate_broker(*flags: str) -> Iterator[Broker]:
-    """`tidegate serve` with its default bounds, on free ports, with a data directory of its own."""
+    """Runs `tidegate serve` with its default bounds, on free ports, with a new data directory."""
     with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as data, broker_on(data, *flags) as broker:
         yield broker
 
 
 @contextmanager
 def broker_on(data: str, *flags: str) -> Iterator[Broker]:
-    """The same on a data directory that stays."""
+    """Runs `tidegate serve` on an existing data directory, which is kept."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}
     command = [sys.executable, "-m", "tidegate", "serve", "--native-port", "0", "--http-port", "0", "--ssap-port", "-1"]
     with Server([*command, "--data", data, "--log-level", "warning", *flags], clean) as server:
@@ -54,14 +54,14 @@ def broker_on(data: str, *flags: str) -> Iterator[Broker]:
 
 @contextmanager
 def subscribed(address: str, filters: list[str]) -> Iterator[float]:
-    """Subscriptions that a process of its own keeps; gives the seconds that it took to make them."""
+    """Keeps subscriptions in another process, and yields the seconds that it took to make them."""
     with Worker(_keep_subscriptions, address, filters) as keeper:
         yield keeper.wait_ready()
         keeper.kill()
 
 
 def publish_batches(line: Line, address: str, count: int, batch: int) -> int:
-    """Acknowledged lists of `batch` notifications, several under way; a batch of 1 is a call for each."""
+    """Publishes acknowledged lists of `batch` notifications, with several in flight. A batch of 1 is a call each."""
 
     async def publish_all(broker: Connection, readings: list[Reading]) -> None:
         batches = rounds_of(readings, batch, count)
@@ -78,7 +78,7 @@ def publish_batches(line: Line, address: str, count: int, batch: int) -> int:
 
 
 def publish_soon(line: Line, address: str, count: int) -> int:
-    """A call for each notification that does not wait for the acknowledgement; all are acknowledged at the end."""
+    """Publishes with a call per notification that does not wait for the acknowledgement. Waits for all at the end."""
 
     async def publish_all(broker: Connection, readings: list[Reading]) -> None:
         for part in rounds_of(readings, 64, count):
@@ -91,7 +91,7 @@ def publish_soon(line: Line, address: str, count: int) -> int:
 
 
 def subscribe_by_content(line: Line, address: str, count: int) -> Received:
-    """Takes deliveries, as dicts, until all are there."""
+    """Takes deliveries, as dicts, until all have arrived."""
     return asyncio.run(_subscribe(line, address, count))
 
 
@@ -130,5 +130,5 @@ async def _keep(line: Line, address: str, filters: list[str]) -> None:
             some = [broker.subscribe(each) for each in filters[start : start + _SUBSCRIBING_AT_ONCE]]
             await asyncio.gather(*(subscription.__aenter__() for subscription in some))
         line.ready(time.monotonic() - began_s)
-        # The loop goes on, and with it the pings, until the process is ended.
+        # Keeps the event loop running, and with it the pings, until the process is ended.
         await asyncio.get_running_loop().create_future()

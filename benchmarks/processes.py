@@ -1,8 +1,8 @@
-"""Jobs in processes of their own, and what they cost: the one place that starts, ends and measures processes.
+"""Jobs in separate processes, and their cost: this is the only module that starts, ends and measures processes.
 
-A `Server` is a program under test, a `Worker` is a Python function at the other end of it. Both are used in `with`
-and are ended by their process id, also when the benchmark fails. CPU time comes from the kernel's clock of each
-process (nanoseconds, all threads), read from outside while it lives; what happens before `go` does not count.
+A `Server` is a program under test, and a `Worker` is a Python function that uses it. Both are context managers, and are
+ended by their process id, also when the benchmark fails. CPU time comes from the kernel's clock of each process
+(nanoseconds, all threads), read from outside while the process lives. CPU time before `go` does not count.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 STARTUP_S: Final = 120.0
-# Bounds one measured run: a worker that is not done by then gives what it has.
+# The bound of one measured run. A worker that is not done by then returns what it has.
 RUN_S: Final = 30.0
 _END_S: Final = 15.0
 # The low bits of a clock id that ask for a process, and for its CPU time as the scheduler counts it.
@@ -34,16 +34,16 @@ _spawning = multiprocessing.get_context("spawn")
 
 
 class Failed(Exception):
-    """A process did not do its part; the benchmark that needs it is given up."""
+    """A process did not do its part, so the benchmark that needs it stops."""
 
 
 def cpu_s(pid: int) -> float:
-    """CPU seconds of a live process and its threads since it began, as clock_getcpuclockid(3) finds them."""
+    """Returns the CPU seconds of a live process and its threads since its start, like clock_getcpuclockid(3)."""
     return time.clock_gettime(~pid << 3 | _PROCESS_CPU_CLOCK)
 
 
 def tree_cpu_s(root: int) -> dict[int, float]:
-    """CPU seconds of a process and of all that it and its children have started and that live, by process id."""
+    """Returns the CPU seconds of a process and of all its live descendants, by process id."""
     used_s: dict[int, float] = {}
     pids = [root]
     while pids:
@@ -56,7 +56,7 @@ def tree_cpu_s(root: int) -> dict[int, float]:
 
 
 def tree_cpu_since_s(root: int, before_s: dict[int, float]) -> float:
-    """What they have used since; of those that have ended meanwhile, nothing."""
+    """Returns the CPU seconds that the tree has used since. Processes that have ended meanwhile do not count."""
     return sum(used_s - before_s.get(pid, 0.0) for pid, used_s in tree_cpu_s(root).items())
 
 
@@ -66,21 +66,21 @@ def resident_bytes(pid: int) -> int:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Resident memory that is the process's own: without files that it has mapped, which the system may take back."""
+    """Returns the resident memory of a process without mapped files, which the system may take back."""
     status = Path(f"/proc/{pid}/status").read_text()
     kilobytes = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:"))
     return 1024 * int(kilobytes)
 
 
 def free_port() -> int:
-    """A port of loopback that was free a moment ago."""
+    """Returns a port of loopback that was free a moment ago."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def find_program(name: str) -> str:
-    """Servers of Debian's packages lie in a folder that is not on everybody's PATH."""
+    """Returns the path of a program. Debian installs servers in a folder that is not on every user's PATH."""
     found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
     if found is None:
         raise Failed(f"{name} is not installed: scripts/ensure-packages {name}:{name}")
@@ -116,7 +116,7 @@ class Server:
         self._log.close()
 
     def read_line(self) -> bytes:
-        """The next line that the program prints."""
+        """Returns the next line that the program prints."""
         assert self._process.stdout is not None
         is_there, _, _ = select.select([self._process.stdout], [], [], STARTUP_S)
         line = self._process.stdout.readline() if is_there else b""
@@ -139,7 +139,7 @@ class Server:
 
 
 class Line:
-    """A worker's end of the line to the benchmark."""
+    """A worker's end of its connection to the benchmark."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -152,7 +152,7 @@ class Line:
 
 
 class Worker:
-    """`work(line, *arguments)` in a process of its own. It says ready, may wait for go, and returns its result."""
+    """Runs `work(line, *arguments)` in another process. It reports ready, may wait for go, and returns its result."""
 
     def __init__(self, work: Callable[..., Any], *arguments: Any) -> None:
         self._connection, theirs = _spawning.Pipe()
@@ -167,7 +167,7 @@ class Worker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """A worker that has given its result ends by itself; any other is ended."""
+        """Waits for a worker that has returned its result, and ends any other."""
         self._connection.close()
         self._process.join(_END_S if kind is None else 0.0)
         if self._process.is_alive():
@@ -189,7 +189,7 @@ class Worker:
         return self._receive("result", timeout_s)
 
     def kill(self) -> None:
-        """For a worker whose orderly end would only take time."""
+        """Kills a worker whose orderly end would only take time."""
         self._process.kill()
 
     def _receive(self, expected: str, timeout_s: float) -> Any:
@@ -198,7 +198,7 @@ class Worker:
                 raise Failed(f"{self._name} is not {expected} after {timeout_s:g} s")
             kind, value = self._connection.recv()
         except EOFError:
-            raise Failed(f"{self._name} ended without a word") from None
+            raise Failed(f"{self._name} ended without a result") from None
         if kind != expected:
             raise Failed(f"{self._name}: {value}")
         return value
@@ -211,5 +211,5 @@ def _work(connection: Connection, work: Callable[..., Any], arguments: tuple[Any
         answer = ("failed", traceback.format_exc())
     with contextlib.suppress(EOFError, OSError):
         connection.send(answer)
-        # The process stays until its CPU clock has been read.
+        # The process must live until its CPU clock has been read.
         connection.recv()

@@ -1,8 +1,8 @@
 """One job over a durable queue: producers put all messages in, consumers take and delete all of them, concurrently.
 
-Every contender is driven in the same way: one process with asyncio, some producers that each wait for the
-acknowledgement of a batch before the next, some consumers that each take a batch, look at its bodies, delete it and
-wait until that is confirmed. What differs is an `Opening`: how a system's queue is opened and what its ends do.
+Every contender runs in the same way, in one process with asyncio. Each producer waits for the acknowledgement of a
+batch before it sends the next. Each consumer takes a batch, reads its bodies, deletes it and waits for the
+confirmation. Contenders differ in their `Opening`: how the queue is opened, and how producers and consumers use it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ BATCH: Final = 100
 PRODUCERS: Final = 8
 CONSUMERS: Final = 4
 BODY_BYTES: Final = 1024
-# How long a request for messages is held: what a run loses at its end, after the last message has been counted.
+# How long a request for messages is held. A run loses this time at its end, after the last message was counted.
 WAIT_S: Final = 0.2
-# Messages before the clock starts: connections, caches and the first pages of a file are not what is measured.
+# Messages before the clock starts, because opening connections and filling caches and files is not measured.
 WARM_UP: Final = 2_000
 PROBE: Final = 5_000
 COUNT_MAX: Final = 1_000_000
 
-# Bodies that do not compress, with a number of eight bytes at the end by which they are told apart.
+# The start of a body, which does not compress. A number of eight bytes at the end makes each body unique.
 _FILLING: Final = bytes((7 * i * i + i // 3) % 256 for i in range(BODY_BYTES - 8))
 
 
@@ -38,15 +38,15 @@ Put: TypeAlias = Callable[[list[bytes]], Awaitable[object]]
 
 class Consumer(Protocol):
     async def take(self) -> list[bytes]:
-        """Up to a batch of bodies; none when none came for `WAIT_S`."""
+        """Returns up to a batch of bodies, or none if none arrived within `WAIT_S`."""
 
     async def delete(self) -> int:
-        """What was taken last; how many of it were deleted."""
+        """Deletes the messages taken last, and returns how many were deleted."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of one queue: a `Put` returns when the messages are acknowledged."""
+    """The two ends of a queue. A `Put` returns when its messages are acknowledged."""
 
     producers: Sequence[Put]
     consumers: Sequence[Consumer]
@@ -57,7 +57,8 @@ Opening: TypeAlias = Callable[..., AbstractAsyncContextManager[Ends]]
 
 @dataclass(frozen=True)
 class Contender:
-    """A queue of some system; `opening(*options)` opens it, in another process. Without a server's pid it has none."""
+    """The queue of a system, which `opening(*options)` opens in another process. `server_pid` is None if the system has
+    no server."""
 
     name: str
     opening: Opening
@@ -67,8 +68,8 @@ class Contender:
 
 @dataclass(frozen=True)
 class Carried:
-    """What came through. `numbers` is the sum of the bodies' numbers: it tells a message that came twice or not at
-    all."""
+    """The messages that came through. `numbers` is the sum of the bodies' numbers, which reveals lost and duplicate
+    messages."""
 
     deleted: int
     numbers: int
@@ -77,7 +78,7 @@ class Carried:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run. CPU is in microseconds a message."""
+    """The result of a run. CPU time is in microseconds per message."""
 
     count: int
     carried: Carried
@@ -104,7 +105,7 @@ def run_job(contender: Contender, count: int) -> Measured:
 def run_rounds(
     contenders: Sequence[Contender], rounds: int, run_s: float, missing: dict[str, str]
 ) -> dict[str, list[Measured]]:
-    """Every contender once a round. Who fails is out, and `missing` says why; the others are measured all the same."""
+    """Runs every contender once per round. A contender that fails is dropped, and `missing` gets the reason."""
     counts: dict[str, int] = {}
     runs: dict[str, list[Measured]] = {}
     for number in range(rounds + 1):
@@ -128,12 +129,12 @@ def run_rounds(
 
 
 def middle(runs: Mapping[str, Sequence[Measured]], name: str, figure: Callable[[Measured], float]) -> float:
-    """The median of a contender's runs; 0 for one that was not measured."""
+    """Returns the median of a contender's runs, or 0 if it was not measured."""
     return median(figure(run) for run in runs[name]) if name in runs else 0.0
 
 
 def last_line(error: Exception) -> str:
-    """Of a traceback that says much more, what went wrong."""
+    """Returns the last line of a traceback, which names the error."""
     lines = (line.strip(" |+-") for line in reversed(str(error).splitlines()))
     return next(filter(None, lines), repr(error))
 
@@ -143,7 +144,7 @@ def make_bodies(first: int, count: int) -> list[bytes]:
 
 
 def carry(line: Line, opening: Opening, options: tuple[Any, ...], count: int) -> Carried:
-    """The work of the client's process."""
+    """Puts, takes and deletes `count` messages, in the client's process."""
 
     async def main() -> Carried:
         async with opening(*options) as ends:
@@ -168,7 +169,7 @@ async def _carry(ends: Ends, count: int) -> Carried:
             bodies = await consumer.take()
             numbers += sum(int.from_bytes(body[-8:], "big") for body in bodies)
             if bodies:
-                gone = await consumer.delete()  # before it is added: the others count meanwhile
+                gone = await consumer.delete()  # a local, because other consumers add to the total while this waits
                 deleted += gone
                 last_s = time.monotonic()
 

@@ -1,7 +1,8 @@
-"""Durable queues: every message is put in, acknowledged, taken and deleted, beside Redis Streams and RabbitMQ.
+"""Durable queues: every message is put, acknowledged, taken and deleted, compared with Redis Streams and RabbitMQ.
 
-Measured: messages of 1 KB a second from the first put to the last one deleted, with the CPU time of the client's and
-the server's process for each; what consumers cost that wait for messages, and messages that wait for consumers.
+Measured: messages of 1 KB per second, from the first put to the last deletion, and the CPU time per message of the
+client's and the server's process; also the cost of consumers that wait for messages, and of messages that wait for
+consumers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from benchmarks.queue_job import (
 from benchmarks.tables import ratio, write_table
 from tidegate.queues.definition import Durability
 
-# Disks are less even than processors, so a run takes longer than one without a disk.
+# The speed of disks varies more than that of processors, so runs are longer than those without a disk.
 _RUN_FACTOR: Final = 2
 _SYNCS: Final = 50
 _FSYNC: Final = "Tidegate, client, fsync"
@@ -131,7 +132,7 @@ def _rate(measured: Measured) -> float:
 
 
 def _sync_us() -> float:
-    """What the disk under the temporary directories takes for a small write that is to last."""
+    """Returns how long a small durable write takes on the disk of the temporary directories."""
     took = []
     with NamedTemporaryFile(prefix="tidegate-bench-") as file:
         for _ in range(_SYNCS):

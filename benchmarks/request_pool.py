@@ -1,7 +1,8 @@
-"""The simulated request pool: events a second of one core, and how long a sweep of 10,000 runs takes on all of them.
+"""The simulated request pool: events per second on one core, and the time of a sweep of 10,000 runs on all cores.
 
-Measured: CPU of single runs in this process, the best of several, as what else the machine does can only add to it; and
-wall clock and CPU of a sweep over Spark of a usual mix, with kernels loaded and Spark's workers started.
+Measured: the CPU time of single runs in this process, as the best of several, because other load can only add to it.
+Also the wall clock and CPU time of a sweep on Spark over a typical mix, with kernels loaded and Spark's workers
+started.
 """
 
 from __future__ import annotations
@@ -17,11 +18,9 @@ from typing import Final
 from benchmarks.job import QUICK, Effort, show_progress
 from benchmarks.processes import tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import write_table
-from tidegate.evaluation.control_policies import AST, FULL_DESIGN, NONE, RBT, Policy
-from tidegate.evaluation.control_simulated import OVERLOAD_FIRST_S
 from tidegate.pipeline.session import end_session, spark_session
-from tidegate.pipeline.sweep import sweep
-from tidegate.simulation.request_pool import (
+from tidegate_lab.control.policies import AST, FULL_DESIGN, NONE, RBT, Policy
+from tidegate_lab.control.request_pool import (
     Case,
     Parameters,
     capacity_drop,
@@ -32,6 +31,8 @@ from tidegate.simulation.request_pool import (
     slide_show,
     steady_overload,
 )
+from tidegate_lab.control.simulated import OVERLOAD_FIRST_S
+from tidegate_lab.sweep import sweep
 
 POLICIES: Final = (NONE, AST, RBT, FULL_DESIGN)
 SCENARIOS: Final[dict[str, Callable[[], Parameters]]] = {

@@ -10,14 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-# As a script, Python finds the modules beside this file, not the package that they are.
+# In a script, Python finds the modules beside this file, but not the package that contains them.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.job import FULL, QUICK, Effort, show_progress
 from benchmarks.machine import describe_machine
 from benchmarks.processes import Failed
 
-# Modules of this package with a function `run`. Imported when they run: not all need the peers' clients.
+# Modules of this package with a function `run`. They are imported only when they run, because only some need the
+# clients of peers.
 BENCHMARKS: Final = (
     "whole_path",
     "latency",
@@ -36,11 +37,11 @@ BENCHMARKS: Final = (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one short round of each, about a minute in all")
-    parser.add_argument("--only", choices=BENCHMARKS, help="one benchmark")
+    parser.add_argument("--quick", action="store_true", help="one short round of each, a few minutes in all")
+    parser.add_argument("--only", choices=BENCHMARKS, help="run one benchmark only")
     options = parser.parse_args()
-    # Ends the servers and workers too, where a plain end would leave them.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    # Exits through an exception, which ends the servers and workers too. The default action would leave them running.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     loop = "uvloop" if _has_uvloop() else "asyncio"
     print(f"{describe_machine()}, Tidegate's broker on {loop}\n", flush=True)
     failures = 0

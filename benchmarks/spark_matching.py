@@ -1,11 +1,11 @@
-"""Matching on Spark: a million subscriptions, a hundred thousand notifications; beside SQL, and without Spark.
+"""Matching on Spark: a million subscriptions and a hundred thousand notifications, compared with SQL and without Spark.
 
-The main load is one that SQL can say too: every subscription wants one site and two ranges. SQL joins on the site and
-filters by the ranges, with its table of subscriptions in memory; the index paths map files that were built before,
-which is measured apart. All paths must find the same, or there are no figures but an error. The load "mixed" has all
-operators, and notifications as MessagePack, as they come from a queue.
+SQL can express the main load too: every subscription wants one site and two ranges. SQL joins on the site and filters
+by the ranges, with its table of subscriptions in memory. The index paths map files that were built before; the build is
+measured separately. All paths must find the same matches, or the benchmark reports an error instead of figures. The
+load "mixed" has all operators, and notifications as MessagePack, as they come from a queue.
 
-Measured: wall clock and CPU of warm runs, in turn, from Parquet to results that are thrown away.
+Measured: wall clock and CPU time of warm runs, interleaved, from Parquet to results that are discarded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from benchmarks.matcher_workloads import MAIN, SEED, make_load
 from benchmarks.processes import Failed, tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import ratio, write_table
 from tidegate.filters import Constraint, Filter
-from tidegate.layers.index.packing import OPERATORS
-from tidegate.layers.index.saved_index import SavedIndex
+from tidegate.index.packing import OPERATORS
+from tidegate.index.saved_index import SavedIndex
 from tidegate.pipeline.index_files import IndexFiles, build_index
 from tidegate.pipeline.matching import CHUNK_NOTIFICATIONS, match
 from tidegate.pipeline.session import end_session, spark_session
@@ -56,11 +56,11 @@ _HEAD: Final = (
 )  # fmt: skip
 _NOTES: Final = (
     "{notifications:,} notifications, {subscriptions:,} subscriptions, {matches:,} matches; {about}",
-    "medians of {rounds} interleaved rounds on {cores} cores; results are checked, then thrown away",
-    "CPU: of all processes, with Java and Python workers; says more than seconds when the machine is busy",
+    "medians of {rounds} interleaved rounds on {cores} cores; results are checked, then discarded",
+    "CPU: of all processes, with Java and Python workers; more reliable than seconds on a busy machine",
     "index built in {build.wall_s:.1f} s, {build.cpu_s:.1f} s of CPU: {files} files, {size_mb:,.0f} MB",
-    "bytes of a subscription in the index: {size_each:.0f}",
-    "an index that is there is found in {survey_s:.1f} s, which is a checksum of the table",
+    "bytes per subscription in the index: {size_each:.0f}",
+    "an existing index is found in {survey_s:.1f} s, the time of a checksum of the table",
     "no Spark: the same files, notifications as bytes in memory, one thread",
 )
 
@@ -72,7 +72,8 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Load:
-    """A table of subscriptions, one of notifications with what `match` must know of it, and the same as bytes."""
+    """A table of subscriptions, a table of notifications, and the same notifications as bytes. `body` names the column
+    that `match` decodes, or is None if the columns are the attributes."""
 
     about: str
     subscriptions: DataFrame
@@ -88,18 +89,18 @@ def run(effort: Effort) -> str:
     try:
         with tempfile.TemporaryDirectory(prefix="tidegate-bench-") as made:
             rounds = min(effort.rounds, _ROUNDS_MAX)
-            plain = _measure(_draw_plain(spark, Path(made) / "plain", *sizes), rounds, is_sql_able=True)
-            return plain + "\n" + _measure(_draw_mixed(spark, Path(made) / "mixed", *sizes), rounds, is_sql_able=False)
+            plain = _measure(_draw_plain(spark, Path(made) / "plain", *sizes), rounds, has_sql=True)
+            return plain + "\n" + _measure(_draw_mixed(spark, Path(made) / "mixed", *sizes), rounds, has_sql=False)
     finally:
         end_session(spark)
 
 
-def _measure(load: Load, rounds: int, *, is_sql_able: bool) -> str:
+def _measure(load: Load, rounds: int, *, has_sql: bool) -> str:
     show_progress(f"{load.about}: building the index")
     index, build, survey_s = _build(load)
-    contenders = _contenders(load, index) | (_sql_contenders(load) if is_sql_able else {})
+    contenders = _contenders(load, index) | (_sql_contenders(load) if has_sql else {})
     show_progress(f"{load.about}: checking")
-    matches = _check(load, index, is_sql_able=is_sql_able)
+    matches = _check(load, index, has_sql=has_sql)
     taken: dict[str, list[Taken]] = {name: [] for name in contenders}
     for number in range(rounds + 1):
         for name, work in contenders.items():
@@ -108,7 +109,7 @@ def _measure(load: Load, rounds: int, *, is_sql_able: bool) -> str:
             show_progress(f"{load.about}: {place}  {name}: {once.wall_s:.2f} s, CPU {once.cpu_s:.2f} s")
             taken[name] += [once] * (number > 0)
     manifest = index.manifest
-    told = {
+    facts = {
         "notifications": len(load.maps),
         "subscriptions": manifest.subscriptions,
         "matches": matches,
@@ -121,13 +122,13 @@ def _measure(load: Load, rounds: int, *, is_sql_able: bool) -> str:
         "size_mb": manifest.size_bytes / 1e6,
         "size_each": manifest.size_bytes / manifest.subscriptions,
     }
-    goal = [f"goal: {_INDEX!r} at least {RATIO_GOAL} times as fast as {_SQL_MERGED!r}"] if is_sql_able else []
+    goal = [f"goal: {_INDEX!r} at least {RATIO_GOAL} times as fast as {_SQL_MERGED!r}"] if has_sql else []
     rows = [_row(name, len(load.maps), {name: _median(runs) for name, runs in taken.items()}) for name in taken]
-    return write_table("Matching on Spark", _HEAD, rows, [note.format(**told) for note in _NOTES] + goal)
+    return write_table("Matching on Spark", _HEAD, rows, [note.format(**facts) for note in _NOTES] + goal)
 
 
 def _build(load: Load) -> tuple[IndexFiles, Taken, float]:
-    """A build in warm workers, and how long a job waits for an index that is there."""
+    """Builds the index in warm workers. Returns it, the cost of the build, and the time to find an existing index."""
     directory = Path(tempfile.mkdtemp(prefix="index-", dir=_directory(load.subscriptions)))
     build_index(load.subscriptions.limit(1000), directory)
     build = _taken(lambda: build_index(load.subscriptions, directory))
@@ -154,9 +155,9 @@ def _contenders(load: Load, index: IndexFiles) -> dict[str, Callable[[], None]]:
                 each.match_maps(data, starts)
 
     return {
-        _INDEX: lambda: _throw_away(match(load.notifications, index, body=load.body)),
-        _COUNTED: lambda: _throw_away(match(load.notifications, index, body=load.body, is_counted=True)),
-        _SHARED: lambda: _throw_away(match(load.notifications, index, body=load.body, shares=SHARES)),
+        _INDEX: lambda: _discard(match(load.notifications, index, body=load.body)),
+        _COUNTED: lambda: _discard(match(load.notifications, index, body=load.body, is_counted=True)),
+        _SHARED: lambda: _discard(match(load.notifications, index, body=load.body, shares=SHARES)),
         _ONE_PROCESS: match_in_one_process,
     }
 
@@ -165,7 +166,7 @@ def _sql_contenders(load: Load) -> dict[str, Callable[[], None]]:
     subscriptions = load.subscriptions.cache()
     subscriptions.count()
     pairs = _pairs(load.notifications, subscriptions)
-    return {_SQL: lambda: _throw_away(pairs), _SQL_MERGED: lambda: _throw_away(_collected(pairs))}
+    return {_SQL: lambda: _discard(pairs), _SQL_MERGED: lambda: _discard(_collected(pairs))}
 
 
 def _pairs(notifications: DataFrame, subscriptions: DataFrame) -> DataFrame:
@@ -178,10 +179,10 @@ def _collected(pairs: DataFrame) -> DataFrame:
     return pairs.groupBy("id").agg(F.sort_array(F.collect_list("subscription")).alias("subscribers"))
 
 
-def _check(load: Load, index: IndexFiles, *, is_sql_able: bool) -> int:
-    """How many matches there are. All paths agree on who is told of what."""
+def _check(load: Load, index: IndexFiles, *, has_sql: bool) -> int:
+    """Checks that all paths find the same matches, and returns their number."""
     found = [match(load.notifications, index, body=load.body, shares=shares) for shares in (1, SHARES)]
-    if is_sql_able:
+    if has_sql:
         found.append(_collected(_pairs(load.notifications, load.subscriptions)))
     sums = [
         each.where(F.size("subscribers") > 0)
@@ -195,7 +196,7 @@ def _check(load: Load, index: IndexFiles, *, is_sql_able: bool) -> int:
     return matches
 
 
-def _throw_away(table: DataFrame) -> None:
+def _discard(table: DataFrame) -> None:
     table.write.format("noop").mode("overwrite").save()
 
 
@@ -224,7 +225,8 @@ def _row(name: str, notifications: int, taken: Mapping[str, Taken]) -> list[str]
 
 
 def _draw_plain(spark: SparkSession, directory: Path, subscriptions: int, notifications: int) -> Load:
-    """A notification meets one site in a thousand, and a third of each range."""
+    """Draws the load that SQL can express. A notification matches one site in a thousand, and about a quarter of each
+    site's ranges per attribute."""
     about = "one site and two ranges each"
     show_progress(f"{about}: drawing")
     rng = np.random.default_rng(SEED)
@@ -274,7 +276,7 @@ def _draw_mixed(spark: SparkSession, directory: Path, subscriptions: int, notifi
 
 
 def _write(spark: SparkSession, directory: Path, columns: Mapping[str, Any]) -> DataFrame:
-    """As Parquet, in files that all cores can read."""
+    """Writes a table as Parquet, in several files so that all cores can read."""
     table = pa.table(columns)
     directory.mkdir(parents=True)
     rows = -(-len(table) // _FILES)

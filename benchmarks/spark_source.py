@@ -1,9 +1,8 @@
-"""Spark's source: a queue of 1 KB messages to a sink that does nothing, beside the limit of any source in Python.
+"""Spark's source: from a queue of 1 KB messages to a sink that does nothing, compared with the limit of Python sources.
 
-Measured in one Spark session with two threads, in turns: the queue, the same Arrow batches from memory, and Spark's own
-read of the same rows in Parquet; with the CPU time of the broker, of Spark (Java) and of its Python workers for each
-row, which tells what the limit is. Then the time of a micro-batch with almost nothing in it, beside Spark's own source
-`rate`.
+Measured in one Spark session with two threads, interleaved: the queue, the same Arrow batches from memory, and Spark's
+own read of the same rows in Parquet. The CPU time per row of the broker, of Spark (Java) and of its Python workers
+shows the bottleneck. Also measured: the time of an almost empty micro-batch, compared with Spark's own source `rate`.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class Measured:
-    """Rows a second, and CPU in microseconds a row: of the broker, of Spark's Java, and of its Python workers."""
+    """Rows per second, and CPU microseconds per row of the broker, of Spark's Java, and of its Python workers."""
 
     rows_per_s: float
     broker_us: float
@@ -105,8 +104,8 @@ def _throughput(bench: _Bench, rounds: int) -> str:
     notes = (
         f"medians of {rounds} rounds in turns; {MASTER}, two physical queues, rows of 1 KB with all columns, to noop",
         f"streams: {ROWS_PER_TRIGGER:,} rows a batch, deleted behind it; the first {WARM_UP_BATCHES} do not count",
-        "CPU in us a row, of all processes of a kind; the rest of two cores is idle or somebody else's",
-        f"the largest part of Tidegate's stream is {limit}",
+        "CPU in us per row, of all processes of a kind; the rest of two cores is idle or used by others",
+        f"the most expensive part of Tidegate's stream is {limit}",
     )
     head = ("source", "rows/s", "broker us", "Python us", "Java us", "Tidegate, stream / this")
     return write_table("Spark: a queue to a sink that does nothing", head, rows, notes)
@@ -122,7 +121,7 @@ def _small_batches(bench: _Bench) -> str:
     head = ("source", "median ms", "fastest ms", "batches", "this / rate")
     notes = (
         "triggerExecution as Spark reports it, all to noop, in turns",
-        "the source in Python that does nothing is the least that Spark takes for any source in Python",
+        "the Python source that does nothing shows the minimum that Spark needs for any Python source",
     )
     return write_table("Spark: a micro-batch with almost nothing in it", head, rows, notes)
 
@@ -159,7 +158,7 @@ class _Bench:
         return self._to_noop(self._spark.read.parquet(str(self._parquet)))
 
     def small_batches(self) -> dict[str, list[float]]:
-        """Milliseconds of each batch, by source."""
+        """Returns the milliseconds of each batch, by source."""
         measured: dict[str, list[float]] = {"Tidegate, 2 rows": [], "in Python, 2 rows from memory": [], "rate": []}
         ours, memory, rate = measured.values()
         self._drain()
@@ -175,7 +174,7 @@ class _Bench:
         return self._directory / "rows.parquet"
 
     def _fill(self, rows: int) -> None:
-        """So that the queue has that many."""
+        """Fills the queue up to this many messages."""
         missing = rows - sum(level.messages for level in self._queue.levels())
         message = NewMessage(msgspec.Raw(body()))
         while missing > 0:
@@ -200,7 +199,7 @@ class _Bench:
         return frame.writeStream.format("noop").option("checkpointLocation", checkpoint)
 
     def _run_query(self, frame: DataFrame) -> Measured:
-        """What is there, batch by batch; counted from the end of the warm-up."""
+        """Reads all available rows, batch by batch, and measures from the end of the warm-up."""
         query = self._start(frame).trigger(availableNow=True).start()
         self._wait(query, lambda: _done(query) >= WARM_UP_BATCHES)
         warm = _done(query)
@@ -222,7 +221,7 @@ class _Bench:
 
     @contextmanager
     def _feeding(self) -> Iterator[None]:
-        """Two messages at a time, so that every batch finds some."""
+        """Puts two messages at a time, so that every batch finds some."""
         is_over = threading.Event()
 
         def feed() -> None:
@@ -252,12 +251,12 @@ class _Bench:
             if not query.isActive and not is_there():
                 raise Failed(f"the query has ended: {query.exception()}")
             if time.monotonic() > deadline_s:
-                raise Failed(f"the query is not there after {QUERY_S:g} s")
+                raise Failed(f"the query has not read enough batches after {QUERY_S:g} s")
             time.sleep(0.005)
 
 
 def _done(query: Any) -> int:
-    """Batches with rows that are finished."""
+    """Returns the number of finished batches that had rows."""
     return sum(1 for each in query.recentProgress if each.numInputRows)
 
 
@@ -271,7 +270,7 @@ def _middle(runs: list[Measured]) -> Measured:
 
 
 class _Clock:
-    """CPU seconds of the broker, of Spark's Java, and of all Python processes that Java has started."""
+    """Reads the CPU seconds of the broker, of Spark's Java, and of all Python processes that Java has started."""
 
     def __init__(self, spark: SparkSession, broker_pid: int) -> None:
         jvm: Any = spark._jvm

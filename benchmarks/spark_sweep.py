@@ -1,8 +1,8 @@
-"""A sweep over Spark: many short simulations on all cores, beside the same simulations one after another.
+"""A sweep on Spark: many short simulations on all cores, compared with the same simulations one after another.
 
-Measured: wall clock and CPU of both, in turn, with kernels loaded and Spark's workers started; what starting them
-takes is told apart. The sweep writes its results to Parquet and reads them back, the plain loop keeps them; they are
-compared.
+Measured: wall clock and CPU time of both, interleaved, with kernels loaded and Spark's workers started. The start of
+the workers is reported separately. The sweep writes its results to Parquet and reads them back, while the plain loop
+keeps them in memory. The results must be equal.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pyspark.sql import SparkSession
 from benchmarks.job import QUICK, Effort, show_progress
 from benchmarks.processes import Failed, tree_cpu_s, tree_cpu_since_s
 from benchmarks.tables import ratio, write_table
-from tidegate.evaluation.queues_simulated import ALL_VARIANTS, LOADS
 from tidegate.pipeline.session import end_session, spark_session
-from tidegate.pipeline.sweep import sweep
-from tidegate.simulation.message_queue import Case, simulate_table
+from tidegate_lab.queues.message_queue import Case, simulate_table
+from tidegate_lab.queues.simulated import ALL_VARIANTS, LOADS
+from tidegate_lab.sweep import sweep
 
 SEEDS: Final = range(50)
 SEEDS_QUICK: Final = range(2)
@@ -40,9 +40,9 @@ _HEAD: Final = (
     "run", "simulations", "seconds", "simulations/s", "CPU s", "loop s / this", "parallel efficiency", "CPU efficiency",
 )  # fmt: skip
 _NOTES: Final = (
-    "medians of {rounds} interleaved rounds; the sweep left {files} Parquet files; its rows equal those of the loop",
-    "parallel efficiency: seconds of the loop over cores x seconds of the sweep; says nothing on a busy machine",
-    "CPU: of all processes, with Java and Python workers; efficiency: CPU of the loop over that of the sweep",
+    "medians of {rounds} interleaved rounds; the sweep wrote {files} Parquet files; its rows equal those of the loop",
+    "parallel efficiency: seconds of the loop / (cores x seconds of the sweep); meaningless on a busy machine",
+    "CPU: of all processes, with Java and Python workers; efficiency: CPU of the loop / CPU of the sweep",
     "not in the table: Spark started in {start_s:.1f} s, its workers with a first {few} simulations in {warm_s:.1f} s",
 )
 
@@ -74,12 +74,12 @@ def run(effort: Effort) -> str:
         files = len(list((directory / "0").iterdir()))
     end_session(spark)
     rows = [_row(name, len(cases), runs, 1 if name == _LOOP else cores) for name in runs]
-    told = {"rounds": rounds, "files": files, "start_s": start.wall_s, "few": len(few), "warm_s": warm.wall_s}
-    return write_table("Sweep over Spark", _HEAD, rows, [note.format(**told) for note in _NOTES])
+    facts = {"rounds": rounds, "files": files, "start_s": start.wall_s, "few": len(few), "warm_s": warm.wall_s}
+    return write_table("Sweep over Spark", _HEAD, rows, [note.format(**facts) for note in _NOTES])
 
 
 def _cases(seeds: range) -> list[Case]:
-    """Loads and methods of the evaluation of queues: the longest takes some thirty times as long as the shortest."""
+    """Returns the cases of the queue evaluation. The longest takes about 30 times as long as the shortest."""
     return [
         Case(
             replace(load, warm_up_s=WARM_UP_S, measured_s=MEASURED_S, **variant.settings),
@@ -95,7 +95,7 @@ def _cases(seeds: range) -> list[Case]:
 def _sweep(spark: SparkSession, cases: Sequence[Case], directory: Path, expected: pa.Table) -> Taken:
     taken, table = _timed(lambda: sweep(spark, simulate_table, cases, directory))
     if not table.equals(expected):
-        raise Failed("the sweep over Spark gave other results than the plain loop")
+        raise Failed("WRONG: the sweep on Spark and the plain loop have different results")
     return taken
 
 

@@ -1,4 +1,4 @@
-"""Tables of figures, as Markdown that is also readable in a terminal."""
+"""Writes tables of figures as Markdown that is also readable in a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def write_table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """The first column is text, the others are numbers."""
+    """Returns a table whose first column is text and whose other columns are numbers."""
     widths = [max(len(row[k]) for row in (head, *rows)) for k in range(len(head))]
     rule = [f"{'-' * widths[0]}", *(f"{'-' * (width - 1)}:" for width in widths[1:])]
     lines = [f"### {title}", "", *(_line(row, widths) for row in (head, rule, *rows)), ""]

@@ -1,7 +1,7 @@
-"""What waiting costs a broker: consumers that wait for messages, and messages that wait for consumers.
+"""The cost of waiting: consumers that wait for messages, and messages that wait for consumers.
 
-Idle: the CPU of a broker while requests of many consumers are held on an empty queue, beside a broker without any.
-Backlog: the memory of a broker whose queue is full of messages, and how soon it is ready again after kill -9.
+Idle: the CPU time of a broker that holds requests of many consumers on an empty queue, compared with no consumers.
+Backlog: the memory of a broker whose queue is full of messages, and how soon it is ready after kill -9.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _BACKLOG_HEAD: Final = (
 
 
 def idle(effort: Effort) -> str:
-    """Tidegate's broker with and without consumers that wait."""
+    """Measures Tidegate's broker with and without waiting consumers."""
     seconds, rounds = (3.0, 1) if effort is QUICK else (10.0, min(effort.rounds, _ROUNDS_MAX))
     found: dict[str, list[tuple[float, float]]] = {}
     notes = [
@@ -66,7 +66,7 @@ def idle(effort: Effort) -> str:
 
 
 def _idle_percent(consumers: int, seconds: float) -> tuple[float, float]:
-    """CPU as a percentage of a core, and resident MB."""
+    """Returns the CPU use as a percentage of a core, and the resident MB."""
     with tidegate_broker() as broker:
         if not consumers:
             time.sleep(_SETTLE_S)
@@ -103,7 +103,7 @@ async def _hold_requests(line: Line, address: str, consumers: int) -> None:
 
 @dataclass(frozen=True)
 class Backlog:
-    """Memory with the messages waiting, and the seconds from kill -9 to ready."""
+    """The memory with waiting messages, and the seconds from kill -9 to ready."""
 
     resident: int
     anonymous: int
@@ -112,7 +112,7 @@ class Backlog:
 
 
 def backlog(effort: Effort) -> str:
-    """The same broker with nothing and with much in its queue, killed and started again."""
+    """Measures the broker with an empty and with a full queue, killed and restarted."""
     count, rounds = (50_000, 1) if effort is QUICK else (1_000_000, min(effort.rounds, _ROUNDS_MAX))
     found: dict[int, list[Backlog]] = {0: [], count: []}
     notes = [
@@ -187,7 +187,7 @@ async def _put(address: str, messages: int) -> None:
 
 
 async def _count(data: Path) -> int:
-    """What is in the queue, as its counters on the disk say."""
+    """Returns the number of messages in the queue, from its counters on disk."""
     queues = LogicalQueues(LmdbStore(data))
     await queues.open()
     try:

@@ -1,8 +1,8 @@
-"""The whole path: one publisher process, one broker, one subscriber process, beside MQTT and NATS brokers.
+"""The whole path: one publisher process, one broker, one subscriber process, compared with MQTT and NATS brokers.
 
-Measured: notifications a second from the first publish to the last one decoded by the subscriber, and the CPU time
-that each process spends on one. Every broker also holds subscriptions of others that these notifications do not
-satisfy: ours filters on content, the peers' topics. Every notification is wanted by one subscription.
+Measured: notifications per second, from the first publish to the last one that the subscriber decoded, and the CPU time
+per notification of each process. Every broker also holds subscriptions of others that these notifications do not
+satisfy: content filters in Tidegate, topics in the peers. Every notification matches one subscription.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _HEAD: Final = (
     "lists of 256 / this", "a call each / this",
 )  # fmt: skip
 _NOTES: Final = (
-    "medians of {rounds} interleaved rounds; CPU in us a notification; the last columns divide Tidegate by this row",
-    "every rate includes decoding by the subscriber; most of what stock clients cost is the client, not the server",
+    "medians of {rounds} interleaved rounds; CPU in us per notification; the last columns divide Tidegate by this row",
+    "every rate includes decoding by the subscriber; most of the cost of stock clients is the client, not the server",
     "in Tidegate's favour: MessagePack, not JSON (about 0.2 us less to encode)",
-    "in Tidegate's favour: lists beside clients that take one message a call; compare those with the last column",
+    "in Tidegate's favour: lists, while stock clients take one message per call; compare those with the last column",
     "in the peers' favour: no acknowledgement (QoS 0), where Tidegate acknowledges every notification",
     "in the peers' favour: one wildcard topic matched by name, where Tidegate compares contents with 1000 filters",
     "in the peers' favour: nats-server uses several threads, Tidegate's broker one",
-    "the batching clients were made for this benchmark, 256 messages a write",
+    "the batching clients were written for this benchmark, with 256 messages per write",
 )
 
 
@@ -56,7 +56,8 @@ def run(effort: Effort) -> str:
 
 @contextmanager
 def _tidegate(others: int, batches: Sequence[int]) -> Iterator[list[Contender]]:
-    """Acknowledged lists of each size; with few other subscriptions also a call a notification."""
+    """Yields contenders with acknowledged lists of each size. With few other subscriptions, adds a call per
+    notification."""
     suffix = "" if others == OTHERS else f", {others:,} subscriptions"
     with (
         over_tidegate.tidegate_broker() as broker,
@@ -103,7 +104,7 @@ def _batching(name: str, port: int, pid: int, client: type[BatchingClient], want
 
 @contextmanager
 def _others(client_type: type[BatchingClient], port: int) -> Iterator[None]:
-    """As many subscriptions of others as our broker holds, to topics that nobody publishes."""
+    """Holds as many other subscriptions as in Tidegate's broker, to topics that are never published."""
     with client_type(port) as client:
         client.subscribe([f"alert{client.separator}{station_name(number)}" for number in range(OTHERS)])
         yield

@@ -1,7 +1,7 @@
-"""The load that every contender carries: air-quality readings, and the subscriptions that wait for them.
+"""The load that every contender carries: air-quality readings and their subscriptions.
 
-A reading has 10 typed attributes, about 250 bytes in MessagePack and 275 in JSON. `WANTED` is satisfied by every
-reading; `alerts` are satisfied by none, yet each has the station of some reading, so that a matcher must look at it.
+A reading has 10 typed attributes, about 250 bytes in MessagePack and 275 in JSON. Every reading satisfies `WANTED`. No
+reading satisfies an alert, but each alert names the station of some reading, so that a matcher must examine it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 Reading = dict[str, Any]
 
 STATIONS: Final = 1000
-# Enough to fall out of the fast caches, little enough to be made in a moment.
+# Too many for the fast caches, but few enough to create quickly.
 READINGS: Final = 4096
 WANTED: Final = "network==madrid-air-quality;NO2>20"
 
@@ -27,25 +27,25 @@ def station_name(number: int) -> str:
 
 
 def topic(reading: Reading, separator: str) -> str:
-    """The topic or subject that a peer without content filters routes this reading by: one a station."""
+    """Returns the topic or subject of a reading, one per station, for peers without content filters."""
     return f"air{separator}{reading['station']}"
 
 
 def make_readings(seed: int) -> list[Reading]:
-    """A stock of readings that a publisher sends round and round."""
+    """Returns a stock of readings that a publisher sends repeatedly."""
     random = Random(seed)
     return [_reading(random, number) for number in range(READINGS)]
 
 
 def rounds_of(readings: list[Reading], batch: int, count: int) -> Iterator[list[Reading]]:
-    """`count` readings in lists of `batch`, the last one shorter; the stock is repeated as often as it takes."""
+    """Yields `count` readings in lists of `batch`, the last one shorter. Repeats the stock as often as necessary."""
     endless = cycle(readings)
     for start in range(0, count, batch):
         yield list(islice(endless, min(batch, count - start)))
 
 
 def alerts(count: int) -> list[str]:
-    """Distinct filters that no reading satisfies: a station, and a level of a pollutant that is never reached."""
+    """Returns distinct filters that no reading satisfies: a station, and a pollutant level that is never reached."""
     filters = []
     for number in range(count):
         level, station = divmod(number, STATIONS)

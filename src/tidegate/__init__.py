@@ -2,8 +2,8 @@
 
     publishers ─► Connection Point ─► Access Point ─► Matchers ─► Exit Point ─► Connection Point ─► subscribers
 
-A notification is a set of typed attributes; a subscription is a filter on them. This package is the client and the
-names that programs use; the broker's own parts need the extra `server`.
+A notification is a set of typed attributes; a subscription is a filter on them. This package exports the client and
+the types that programs use. Running a broker needs the extra `server`.
 """
 
 from tidegate.client import (

@@ -1,6 +1,6 @@
-"""`python -m tidegate` is the command `tidegate`."""
+"""Lets `python -m tidegate` run the command `tidegate`."""
 
-from tidegate.cli import main
+from tidegate.commands.cli import main
 
 if __name__ == "__main__":
     main()

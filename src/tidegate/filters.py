@@ -1,11 +1,11 @@
-"""A filter: what a subscriber wants, as constraints on attributes that must all hold.
+"""A filter: constraints on attributes that must all hold for a notification to match.
 
 `Filter.parse` reads the language of docs/filters.md; subscriptions, queue bindings and triple masks are all filters.
-`Filter.matches` is the meaning of the language, and the index of the matcher must agree with it on every notification.
+`Filter.matches` defines the meaning of the language: the index of the Matcher must agree with it on every notification.
 
-Values fall into three classes, number, string and boolean, and a comparison holds only for values of a class that it
-names. An absent attribute satisfies no comparison, `!=` included; nor does NaN, which belongs to no class.
-Filters are equal when they hold the same constraints, in any order; `str()` of equal filters is one canonical text,
+Values fall into three classes: number, string and boolean. A comparison holds only for values of a class that occurs
+among its operands. An absent attribute satisfies no comparison, not even `!=`; nor does NaN, which belongs to no class.
+Filters are equal if they hold the same constraints, in any order. `str()` of equal filters is one canonical text,
 and parsing it gives an equal filter again.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 
 from tidegate.errors import FilterError, NotificationError
-from tidegate.notification import INTEGER_MAX, NAME_BYTES_MAX, Value, is_number, parse_value
+from tidegate.notification import INTEGER_MAX, NAME_BYTES_MAX, Value, describe_type, is_number, parse_value
 
 FILTER_CHARACTERS_MAX: Final = 4096
 CONSTRAINTS_MAX: Final = 32
@@ -34,7 +34,8 @@ _SHOWN_CHARACTERS_MAX: Final = 60
 
 
 class Operator(StrEnum):
-    """What a constraint asks. `==` and `!=` take one or more operands, `..` two, presence none, the others one."""
+    """How a constraint tests an attribute. `==` and `!=` take one or more operands, `..` two, presence tests none, the
+    others one."""
 
     EQUAL = "=="
     NOT_EQUAL = "!="
@@ -65,10 +66,11 @@ _PATTERNS: Final[dict[Operator, Callable[[str, str], bool]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """One condition of a filter. The parser makes them: operands are checked, and of equal numbers there is one form
-    (1.0 is 1), the operands of `==` and `!=` are sorted and distinct, those of a pattern are strings.
+    """One condition of a filter. The parser validates and normalises the operands: equal numbers have one form (1.0
+    becomes 1), the operands of `==` and `!=` are sorted and distinct, those of a pattern are strings.
 
-    Constraints are equal when their canonical texts are: Python finds True equal to 1, filters do not."""
+    Constraints are equal if their canonical texts are. Their fields are not compared, because Python considers True
+    equal to 1 and filters do not."""
 
     name: str = field(compare=False)
     operator: Operator = field(compare=False)
@@ -83,7 +85,7 @@ class Constraint:
 
 
 class ConstraintExplanation(msgspec.Struct, frozen=True):
-    """Whether one constraint holds for a notification, and why, in words."""
+    """Whether one constraint holds for a notification, and the reason as a sentence."""
 
     text: str
     holds: bool
@@ -91,7 +93,7 @@ class ConstraintExplanation(msgspec.Struct, frozen=True):
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Why a filter matches a notification or does not; the constraints stand in the order they were written."""
+    """Why a filter matches a notification or not. The constraints are in the order of the filter's text."""
 
     matches: bool
     constraints: tuple[ConstraintExplanation, ...]
@@ -101,8 +103,8 @@ class Explanation(msgspec.Struct, frozen=True):
 class Filter:
     """A conjunction of constraints; without any, it matches everything. Immutable, hashable and picklable.
 
-    It never fails on a notification: what no filter can compare (None, a list, NaN) satisfies no comparison.
-    None counts as absent."""
+    Matching never raises: values that no filter can compare (a list, NaN) satisfy no comparison, and None counts as
+    absent."""
 
     constraints: tuple[Constraint, ...] = field(compare=False)
     text: str = field(init=False)
@@ -114,22 +116,22 @@ class Filter:
 
     @classmethod
     def parse(cls, text: str, context: Mapping[str, Value] | None = None) -> Filter:
-        """The filter that `text` describes, where $name stands for that value of the subscriber's context. Raises
-        FilterError with the column and the cure."""
+        """Returns the filter that `text` describes. `$name` in it stands for that value of the subscriber's `context`.
+        Raises FilterError with the column and the remedy."""
         parsed = cls(tuple(dict.fromkeys(_Parser(text, context or {}).parse())))
         if len(parsed.text) > FILTER_CHARACTERS_MAX:
             raise _too_long(f"the filter written in full has {len(parsed.text)} characters", column=1)
         return parsed
 
     def matches(self, notification: Mapping[str, Any]) -> bool:
-        """True when every constraint holds for the notification."""
+        """Returns whether every constraint holds for the notification."""
         for name, holds in self._tests or self._compile():  # noqa: SIM110 - the generator of all() costs a fifth more
             if not holds(notification.get(name)):
                 return False
         return True
 
     def explain(self, notification: Mapping[str, Any]) -> Explanation:
-        """The same verdict as `matches`, with a reason for each constraint."""
+        """Returns the same verdict as `matches`, with a reason for each constraint."""
         explained = tuple(
             _explain(constraint, notification.get(name), holds)
             for constraint, (name, holds) in zip(self.constraints, self._compile(), strict=True)
@@ -137,7 +139,7 @@ class Filter:
         return Explanation(all(constraint.holds for constraint in explained), explained)
 
     def _compile(self) -> tuple[tuple[str, _Holds], ...]:
-        """The tests of its constraints, made when they are first needed: most filters of a client never are."""
+        """Compiles the tests of the constraints at first use: a client never matches most of its filters."""
         tests = tuple((constraint.name, _compile(constraint)) for constraint in self.constraints)
         object.__setattr__(self, "_tests", tests)
         return tests
@@ -153,7 +155,7 @@ class Filter:
 
 
 def class_of(value: object) -> ValueClass | None:
-    """The class a value is compared in; None for NaN and for what a notification may not hold."""
+    """Returns the class of a value for comparisons; None for NaN and for values that a notification may not hold."""
     if isinstance(value, str):
         return "string"
     if isinstance(value, bool):
@@ -164,7 +166,7 @@ def class_of(value: object) -> ValueClass | None:
 
 
 def pattern_text(value: Any) -> str | None:
-    """The text that `^=`, `$=` and `*=` look at: a string, or the decimal digits of a whole number."""
+    """Returns the text that `^=`, `$=` and `*=` test: a string, or the decimal digits of a whole number."""
     if isinstance(value, str):
         return value
     if is_number(value) and abs(value) <= INTEGER_MAX and value == int(value):
@@ -173,7 +175,7 @@ def pattern_text(value: Any) -> str | None:
 
 
 def quote(text: str) -> str:
-    """`text` as a quoted string of the language, for programs that write filters."""
+    """Returns `text` as a quoted string of the language, for programs that write filters."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -229,6 +231,7 @@ def _compile_pattern(fits: Callable[[str, str], bool], part: str) -> _Holds:
 
 
 def _by_class(operands: Iterable[Value]) -> dict[ValueClass | None, frozenset[Value]]:
+    # One set for each class: in a common set Python would find True where only 1 is.
     classes = {class_of(operand) for operand in operands}
     return {each: frozenset(operand for operand in operands if class_of(operand) == each) for each in classes}
 
@@ -279,7 +282,7 @@ def _show_operands(constraint: Constraint) -> str:
 
 def _show(value: Any) -> str:
     if class_of(value) is None:
-        return "NaN" if isinstance(value, float) else f"of the type {type(value).__name__}"
+        return "NaN" if isinstance(value, float) else describe_type(value)
     return _shorten(_write_value(_normal(value)))
 
 
@@ -310,7 +313,7 @@ def _write_value(value: Value) -> str:
 
 
 def _normal(value: Value) -> Value:
-    """One form of equal numbers, so that the texts of equal filters agree: 1.0 is 1, and -0.0 is 0."""
+    """Returns one form for equal numbers, so that equal filters have equal texts: 1.0 becomes 1, and -0.0 becomes 0."""
     if isinstance(value, float) and abs(value) <= INTEGER_MAX and value.is_integer():
         return int(value)
     return value
@@ -318,39 +321,41 @@ def _normal(value: Value) -> Value:
 
 _BARE_NAME: Final = re.compile(r"\$?[^\s'\"();,|&=!<>^$*~]+")
 _BARE_VALUE: Final = re.compile(r"(?:(?!\.\.)[^\s'\"();,|&=<>*])+")
+# Possessive (*+), so that a quote which is never closed is scanned once instead of backtracking.
 _QUOTED: Final = re.compile(r"'([^']*+(?:''[^']*+)*+)'")
 _OPERATOR: Final = re.compile(r"[=!<>^$*]=|[<>]")
 _FOREIGN_OPERATOR: Final = re.compile(r"[=!]==|=[<>~]|<>|~=?|=(?!=)")
 _NO_VALUE: Final = re.compile(r"[+-]?(?:nan|inf|infinity|null|none)", re.IGNORECASE)
 _SURROGATE: Final = re.compile(r"[\ud800-\udfff]")
 
-_INSTEAD: Final = {"=": "==", "===": "==", "!==": "!=", "<>": "!=", "=>": ">=", "=<": "<="}
+_REPLACEMENTS: Final = {"=": "==", "===": "==", "!==": "!=", "<>": "!=", "=>": ">=", "=<": "<="}
 _CONJUNCTION: Final = "filters do not nest: put ; between constraints that must all hold, write alternatives as a==1,2"
 _WILDCARD: Final = "write * alone for everything, a where a exists, a^=x for a prefix, or quote the text"
 _QUOTE: Final = "quote the whole string, and double a quote inside it: 'it''s'"
-_SPACED: Final = "quote names and values that hold white space, and put ; between constraints"
-# What people bring from other languages: the pattern, the code, what it is ({0} is what they wrote), and the cure.
+_SPACED: Final = "quote names and values that contain white space, and put ; between constraints"
+# Syntax of other languages that people try: its pattern, the error code, the message ({0} is the text that they wrote)
+# and the remedy.
 _FOREIGN: Final = (
     (re.compile(r'"'), "F105", "double quotes have no meaning here", "use single quotes, as in room=='kitchen'"),
-    (re.compile(r"[()]|\|\|?|&&?|(?:and|or)\b", re.IGNORECASE), "F107", "{0} is no operator here", _CONJUNCTION),
-    (re.compile(r"\*"), "F108", "* is no wildcard", _WILDCARD),
-    (re.compile(rf"'|(?<='){_BARE_NAME.pattern}"), "F104", "near {0}, a string is quoted in part", _QUOTE),
-    (re.compile(rf"(?<=\s){_BARE_NAME.pattern}"), "F109", "{0} follows white space", _SPACED),
+    (re.compile(r"[()]|\|\|?|&&?|(?:and|or)\b", re.IGNORECASE), "F107", "{0} is not an operator here", _CONJUNCTION),
+    (re.compile(r"\*"), "F108", "* is not a wildcard", _WILDCARD),
+    (re.compile(rf"'|(?<='){_BARE_NAME.pattern}"), "F104", "the string near {0} is only partly quoted", _QUOTE),
+    (re.compile(rf"(?<=\s){_BARE_NAME.pattern}"), "F109", "unexpected {0} after white space", _SPACED),
 )
 _NUMBERS: Final = {
     "N207": ("F113", "beyond 2^53", "quote it, and publish it as a string"),
     "N208": ("F114", "not a finite number", "use numbers up to 1.7e308"),
 }
 _EXPECTED: Final = {
-    "a name": "start a constraint with a name, as in NO2>200, and quote a name that holds other signs",
-    "an operator": "use one of == != < <= > >= ^= $= *=, put ; between constraints, and quote names with other signs",
-    "a value": "give one after the operator, and quote it if it holds other signs; open ranges are a>=10 and a<=10",
-    "; or the end": "put ; between constraints, quote values that hold other signs, and negate by !=",
+    "a name": "start a constraint with a name, as in NO2>200, and quote a name that contains other characters",
+    "an operator": "use == != < <= > >= ^= $= or *=, put ; between constraints, and quote names with other characters",
+    "a value": "put one after the operator, and quote it if it has other characters; open ranges are a>=10 and a<=10",
+    "; or the end": "put ; between constraints, quote values that contain other characters, and negate with !=",
 }
 
 
 class _Parser:
-    """One pass over the text, without backtracking. `at` is where the next token starts; columns are `at` + 1."""
+    """Parses in one pass, without backtracking. `at` is where the next token starts; columns are `at` + 1."""
 
     def __init__(self, text: str, context: Mapping[str, Value]) -> None:
         self.text = text
@@ -365,7 +370,9 @@ class _Parser:
         constraints = [self._constraint()]
         while self._take(";"):
             if len(constraints) == CONSTRAINTS_MAX:
-                raise self._error("F121", f"over {CONSTRAINTS_MAX} constraints", "use one-of lists, or several filters")
+                raise self._error(
+                    "F121", f"more than {CONSTRAINTS_MAX} constraints", "use one-of lists, or several filters"
+                )
             constraints.append(self._constraint())
         if self.at < len(self.text):
             raise self._unexpected("; or the end")
@@ -404,7 +411,7 @@ class _Parser:
             name = self._bare(_BARE_NAME, "a name")
         if name.startswith("$"):
             raise self._error(
-                "F110", f"{_show(name)} is reserved", "no filter looks at payloads; use attributes", start
+                "F110", f"{_show(name)} is reserved", "filters cannot read payloads; use attributes", start
             )
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
             raise self._error("F111", f"the name has {len(name.encode())} bytes", f"use 1 to {NAME_BYTES_MAX}", start)
@@ -413,8 +420,8 @@ class _Parser:
     def _operator(self) -> Operator | None:
         self._skip_space()
         if foreign := _FOREIGN_OPERATOR.match(self.text, self.at):
-            instead = _INSTEAD.get(foreign[0], "^= (prefix), $= (suffix) or *= (contains)")
-            raise self._error("F106", f"{foreign[0]} is no operator", f"write {instead}")
+            instead = _REPLACEMENTS.get(foreign[0], "^= (prefix), $= (suffix) or *= (contains)")
+            raise self._error("F106", f"{foreign[0]} is not an operator", f"write {instead}")
         if found := _OPERATOR.match(self.text, self.at):
             self.at = found.end()
             self._skip_space()
@@ -429,7 +436,7 @@ class _Parser:
         high = self._value(Operator.AT_MOST)
         shown = f"{_show(low)}..{_show(high)}"
         if class_of(low) != class_of(high):
-            raise self._error("F116", f"{shown} mixes two classes", "use two numbers, or two quoted strings", start)
+            raise self._error("F116", f"{shown} mixes two types", "use two numbers, or two quoted strings", start)
         if low > high:  # type: ignore[operator]
             raise self._error("F117", f"the range {shown} is empty", "put the lower end first", start)
         self._end_values()
@@ -439,7 +446,7 @@ class _Parser:
         values = {_write_value(first): first}
         while self._take(","):
             if operator not in (Operator.EQUAL, Operator.NOT_EQUAL):
-                raise self._error("F119", f"{operator} takes one value", "lists go with == and !=", self.at - 1)
+                raise self._error("F119", f"{operator} takes one value", "only == and != take a list", self.at - 1)
             value = self._value(operator)
             values[_write_value(value)] = value
         self._end_values()
@@ -447,14 +454,16 @@ class _Parser:
 
     def _end_values(self) -> None:
         if self.text.startswith(("..", ","), self.at):
-            raise self._error("F118", "a range stands alone after ==", "use several filters, or list the values")
+            raise self._error(
+                "F118", "a range cannot be combined with other values", "use several filters, or list the values"
+            )
 
     def _value(self, operator: Operator) -> Value:
         self._skip_space()
         start = self.at
         self.values += 1
         if self.values > VALUES_MAX:
-            raise self._error("F122", f"over {VALUES_MAX} values", "use a range, a prefix, or several filters")
+            raise self._error("F122", f"more than {VALUES_MAX} values", "use a range, a prefix, or several filters")
         quoted = self._quoted()
         if quoted is not None:
             return quoted
@@ -465,7 +474,7 @@ class _Parser:
             return word
         if _NO_VALUE.fullmatch(word):
             remedy = f"quote it for the string {quote(word)}, or write !a where a is absent"
-            raise self._error("F112", f"{word} is no value", remedy, start)
+            raise self._error("F112", f"{word} is not a value", remedy, start)
         return self._ordered(self._parse_word(word, start), operator, start)
 
     def _from_context(self, name: str, operator: Operator, start: int) -> Value:
@@ -474,7 +483,7 @@ class _Parser:
             known = ", ".join(f"${each}" for each in self.context) or "nothing"
             raise self._error(
                 "F124",
-                f"${name} is no value of the subscriber's context, which has {known}",
+                f"${name} has no value in the subscriber's context, which has {known}",
                 "give it a string, a number or a boolean with the subscription, or quote a text that begins with $",
                 start,
             )
@@ -483,12 +492,14 @@ class _Parser:
             return self._ordered(_normal(value), operator, start)
         text = pattern_text(value)
         if text is None:
-            raise self._error("F115", f"${name} is {_show(value)}, no text", "patterns take strings", start)
+            raise self._error(
+                "F115", f"${name} is {_show(value)}, which is not text", "give a string for a pattern", start
+            )
         return text
 
     def _ordered(self, value: Value, operator: Operator, start: int) -> Value:
         if isinstance(value, bool) and operator in _ORDERINGS:
-            raise self._error("F115", f"{_show(value)} has no order", "compare booleans by == and !=", start)
+            raise self._error("F115", f"{_show(value)} has no order", "compare booleans with == or !=", start)
         return value
 
     def _parse_word(self, word: str, start: int) -> Value:

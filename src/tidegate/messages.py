@@ -1,10 +1,10 @@
-"""Messages of a logical queue, as clients, controllers and stores pass them on.
+"""Messages of a logical queue, as clients, controllers and stores exchange them.
 
-A producer gives a `NewMessage`; the enqueue controller adds the time and it becomes a `Record`, which is what a store
-keeps (sealed with a checksum); a consumer gets a `Leased`: the record as it was stored, and the receipt by which to
-delete, extend or release it. Bodies stay bytes of MessagePack all the way: only the two ends look into them.
+A producer sends a `NewMessage`. The enqueue controller adds the time and makes it a `Record`, which a store keeps with
+a checksum. A consumer receives a `Leased`: the record as it was stored, and a receipt to delete, extend or release it.
+Bodies stay MessagePack bytes all the way; only the producer and the consumer decode them.
 
-Everything here is plain msgspec: the client uses this module too. docs/protocols.md describes the frames around it.
+This module needs only msgspec, because the client uses it too. docs/protocols.md describes the frames around it.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ from typing import Any, Final
 
 import msgspec
 
-# The body of one message. Larger things belong into an object store, with their address in a message.
+# The largest body of one message. Put larger objects into an object store, and their address into a message.
 MESSAGE_BYTES_MAX: Final = 256 * 1024
 BATCH_MESSAGES_MAX: Final = 10_000
-# Numbers of batches stay exact in Lua, where Redis compares them, and in JSON.
+# Batch numbers must stay exact in Lua, where Redis compares them, and in JSON.
 BATCH_NUMBER_MAX: Final = 2**53
 TEXT_CHARACTERS_MAX: Final = 256
 HEADERS_MAX: Final = 32
 HEADER_CHARACTERS_MAX: Final = 1024
-# The bodies of one reply: what a consumer on a thin line can take while its leases last.
+# The largest reply to a dequeue: a consumer on a slow line must receive it before its leases expire.
 REPLY_BYTES_MAX: Final = 4 * 1024 * 1024
-# The records of a range read: large enough that a request costs little, small enough to stay in a processor's cache.
+# The records of one range read: large enough to amortise the request, small enough to stay in a processor's cache.
 PAGE_BYTES_MAX: Final = 1024 * 1024
 WAIT_S_MAX: Final = 3600.0
 VISIBILITY_S_MAX: Final = 12 * 3600.0
 
 
 class NewMessage(msgspec.Struct, array_like=True, gc=False):
-    """What is enqueued. `group`: messages of one group keep their order. `device` and `sequence`, from 1, together
-    name the message, so that one that is sent again is kept once."""
+    """A message to enqueue. Messages of one `group` keep their order. `device` and `sequence`, from 1, together
+    identify the message, so that the queue keeps it once even if it is sent again."""
 
     body: msgspec.Raw
     group: str = ""
@@ -41,7 +41,7 @@ class NewMessage(msgspec.Struct, array_like=True, gc=False):
 
 
 class Record(msgspec.Struct, array_like=True, gc=False):
-    """What a store keeps of a message. The group stands first, where a store finds it without looking further."""
+    """A message as a store keeps it. The group comes first, so that a store reads it without decoding the rest."""
 
     group: str
     enqueued_at: float
@@ -52,8 +52,8 @@ class Record(msgspec.Struct, array_like=True, gc=False):
 
 
 class Leased(msgspec.Struct, array_like=True, gc=False):
-    """What a consumer gets: a record, and whose it is for now. `delivery` counts from 1; `queue` and `sequence` say
-    where it lies: the physical queue, and its number there."""
+    """A record leased to a consumer. `delivery` counts deliveries from 1; `queue` and `sequence` are its place: the
+    physical queue, and its number there."""
 
     receipt: str
     delivery: int
@@ -63,15 +63,16 @@ class Leased(msgspec.Struct, array_like=True, gc=False):
 
 
 class Kept(msgspec.Struct, array_like=True, gc=False):
-    """What a range read gets: a record at its place, leased by nobody."""
+    """One record of a range read, with its sequence. Reading does not lease it."""
 
     sequence: int
     record: msgspec.Raw
 
 
 class Page(msgspec.Struct):
-    """What a range read gets for machines: the records one behind the other, each as it is stored (its checksum in
-    four bytes, then the Record); where each ends, in 4 bytes, and its sequence, in 8 bytes, both little-endian."""
+    """The result of a range read as bytes, for bulk readers. `records` are concatenated as they are stored: each has
+    its checksum in 4 bytes, then the Record. `ends` has the end of each in 4 bytes, `sequences` its sequence in 8
+    bytes, both little-endian."""
 
     sequences: bytes
     ends: bytes
@@ -79,8 +80,8 @@ class Page(msgspec.Struct):
 
 
 class Enqueue(msgspec.Struct, omit_defaults=True):
-    """With `producer` and `number`, from 1, it is a numbered batch: nothing of it is kept when the queue has had that
-    number, or a higher one, of that producer."""
+    """Messages to enqueue. With `producer` and `number`, from 1, they are a numbered batch. The queue ignores a batch
+    whose number is not above the last one of that producer."""
 
     queue: str
     messages: list[NewMessage]
@@ -89,7 +90,8 @@ class Enqueue(msgspec.Struct, omit_defaults=True):
 
 
 class Enqueued(msgspec.Struct):
-    """`accepted` counts the messages that the queue answers for, `duplicates` those among them that it had already."""
+    """The answer to Enqueue. `accepted` counts the messages that the queue takes responsibility for; `duplicates`
+    counts those among them that it already had."""
 
     accepted: int
     duplicates: int
@@ -97,8 +99,9 @@ class Enqueued(msgspec.Struct):
 
 
 class Dequeue(msgspec.Struct, omit_defaults=True):
-    """At most `max` messages; the request is held for up to `wait_s` until `min` are there, or fewer that have waited
-    for the queue's `linger_s`. They are hidden from others for `visibility_s`."""
+    """Asks for at most `max` messages. The broker holds the request for up to `wait_s` until `min` messages are
+    available, or fewer that have waited for the queue's `linger_s`. They are hidden from other consumers for
+    `visibility_s`."""
 
     queue: str
     max: int = 100
@@ -108,8 +111,8 @@ class Dequeue(msgspec.Struct, omit_defaults=True):
 
 
 class Settle(msgspec.Struct, omit_defaults=True):
-    """What becomes of leased messages: `delete`, `extend` (by `visibility_s` from now), `release` (to be delivered
-    again after `delay_s`), or `return` (as release, but as if it had not been delivered)."""
+    """Ends or extends leases. The actions are `delete`, `extend` (until `visibility_s` from now), `release` (deliver
+    again after `delay_s`) and `return` (release, without counting the delivery)."""
 
     queue: str
     action: str
@@ -119,15 +122,17 @@ class Settle(msgspec.Struct, omit_defaults=True):
 
 
 class Settled(msgspec.Struct):
-    """How many it was done for; the others' leases had ended, or never were."""
+    """The answer to Settle. `done` counts the messages that were settled, `stale` the receipts without a current
+    lease."""
 
     done: int
     stale: int
 
 
 class Level(msgspec.Struct, frozen=True):
-    """How full a physical queue is. `waiting` can be leased now; `oldest_at` is when the oldest message came, or None;
-    sequences from `first` to below `next` are, or were, in it."""
+    """How full a physical queue is. `waiting` messages can be leased now. `oldest_at` is when the oldest message
+    arrived, or None. Sequences from `first` to below `next` are, or were, in it. `publishers` counts the publishers
+    whose numbers it remembers."""
 
     messages: int
     bytes: int
@@ -136,17 +141,19 @@ class Level(msgspec.Struct, frozen=True):
     oldest_at: float | None
     first: int
     next: int
+    publishers: int = 0
 
 
 class Levels(msgspec.Struct, frozen=True):
-    """The physical queues of the logical queue with this `id`, which one that is made later under its name has not."""
+    """The levels of all physical queues of a logical queue. A queue that is dropped and created again gets another
+    `id`."""
 
     id: str
     levels: list[Level]
 
 
 class QueueCall(msgspec.Struct, omit_defaults=True):
-    """Everything about queues that is not in the hot path: `action` with its arguments."""
+    """A queue request outside the hot path: an `action` with its arguments."""
 
     action: str
     name: str = ""

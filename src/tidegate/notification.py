@@ -1,10 +1,10 @@
-"""A notification: what happened, as typed attributes. Everything that travels the path is one.
+"""A notification: an event as typed attributes. Everything that travels through the layers is a notification.
 
-A reading, a changed triple and a Spark result are all a mapping from attribute names to values, where a value is
-a string, a number or a boolean. Numbers are numbers whatever their Python type: 1 and 1.0 are equal, True is not 1.
-An optional payload (bytes that no filter looks at) travels under the reserved name `$payload`.
+A reading, a changed triple and a Spark result are all a mapping from attribute names to values. A value is
+a string, a number or a boolean. Numbers compare by value: 1 and 1.0 are equal, but True is not 1.
+An optional payload (bytes that filters ignore) travels under the reserved name `$payload`.
 
-The rules below hold at every door (docs/filters.md explains them); the doors' fast paths must agree with `check`.
+Every listener enforces the rules below (docs/filters.md explains them). Its fast path must agree with `check`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,26 @@ Value: TypeAlias = str | int | float | bool
 Attributes: TypeAlias = Mapping[str, Value]
 
 PAYLOAD: Final = "$payload"
-# Whole numbers up to here are exact as IEEE doubles, in JSON (RFC 7493) and in every language a device may use.
+# Whole numbers up to this one are exact as IEEE doubles, in JSON (RFC 7493) and in every language a device may use.
 INTEGER_MAX: Final = 2**53
 ATTRIBUTES_MAX: Final = 64
 NAME_BYTES_MAX: Final = 255
 TEXT_BYTES_MAX: Final = 65_535
 NOTIFICATION_BYTES_MAX: Final = 256 * 1024
 
+_TYPE_WORDS: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
+    (str, "a string"),
+    (bool, "a boolean"),
+    ((int, float), "a number"),
+    ((bytes, bytearray, memoryview), "bytes"),
+    (Mapping, "a map"),
+    ((list, tuple), "a list"),
+)
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 
 
 def check(notification: Mapping[str, Any]) -> None:
-    """Raises NotificationError when a notification may not enter the broker."""
+    """Raises NotificationError if a notification breaks the rules."""
     if not notification:
         raise NotificationError("N201", "the notification has no attribute", "give it at least one, such as NO2=212")
     if len(notification) > ATTRIBUTES_MAX:
@@ -49,12 +57,22 @@ def check(notification: Mapping[str, Any]) -> None:
 
 
 def is_number(value: object) -> bool:
-    """True for ints and floats, and not for booleans, which Python counts as ints."""
+    """Returns True for ints and floats, but not for booleans, which Python counts as ints."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def describe_type(value: object) -> str:
+    """Returns the type of a value in words that do not depend on the programming language, for messages."""
+    if value is None:
+        return "null"
+    for types, words in _TYPE_WORDS:
+        if isinstance(value, types):
+            return words
+    return f"of the type {type(value).__name__}"
+
+
 def parse_value(text: str) -> Value:
-    """The value that a bare word stands for: a number as JSON writes it, true, false, or else the word itself.
+    """Returns the value of a bare word: a number as JSON writes it, true, false, or else the word itself.
 
     A leading zero makes a word (`08001` is a post code, not 8001)."""
     if text in ("true", "false"):
@@ -70,7 +88,7 @@ def parse_value(text: str) -> Value:
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str):
-        raise NotificationError("N203", f"{name!r} is no attribute name", "names are strings")
+        raise NotificationError("N203", f"{name!r} is not an attribute name", "use strings as names")
     if not 0 < _utf8_bytes(name) <= NAME_BYTES_MAX:
         raise NotificationError(
             "N203",
@@ -79,7 +97,7 @@ def _check_name(name: object) -> None:
         )
     if name.startswith("$"):
         raise NotificationError(
-            "N204", f"the name {name!r} is reserved", f"names start without $; only {PAYLOAD} exists"
+            "N204", f"the name {name!r} is reserved", f"do not start names with $; only {PAYLOAD} is defined"
         )
 
 
@@ -98,14 +116,14 @@ def _check_value(name: str, value: object) -> None:
     else:
         raise NotificationError(
             "N205",
-            f"{name!r} is {type(value).__name__}, which no filter can compare",
-            "values are strings, numbers and booleans; flatten nested data, leave missing values out",
+            f"{name!r} is {describe_type(value)}, which no filter can compare",
+            "use strings, numbers and booleans; flatten nested data and leave out missing values",
         )
 
 
 def _check_payload(value: object) -> None:
     if not isinstance(value, bytes):
-        raise NotificationError("N209", f"the payload is {type(value).__name__}", "a payload is bytes (base64 in JSON)")
+        raise NotificationError("N209", f"the payload is {describe_type(value)}", "send it as bytes (base64 in JSON)")
 
 
 def _utf8_bytes(text: str) -> int:
@@ -113,7 +131,7 @@ def _utf8_bytes(text: str) -> int:
         return len(text.encode())
     except UnicodeEncodeError:
         raise NotificationError(
-            "N212", f"{text[:40]!r} has half a character", "send text that UTF-8 can carry"
+            "N212", f"{text[:40]!r} has half a character", "send text that can be encoded as UTF-8"
         ) from None
 
 

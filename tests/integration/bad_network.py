@@ -1,7 +1,7 @@
-"""Bad networks: forwarders between a client and its broker that cut or refuse connections, drop messages or take from
-them.
+"""Bad networks: forwarders between a client and its broker that cut or refuse connections, or drop or change messages.
 
-They leave no connection open, however they end: one that is left open fails whichever test runs when it is collected.
+They leave no connection open, however they end. An open connection would fail whichever test runs when it is
+garbage-collected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SSAP_END = b"</SSAP_message>"
 
 
 class Forwarder:
-    """A good network; use it in `async with`. `target` and `address` are of one scheme."""
+    """An async context manager that forwards everything unchanged. `target` and `address` have the same scheme."""
 
     def __init__(self, target: str) -> None:
         self._target = urlsplit(target)
@@ -51,11 +51,11 @@ class Forwarder:
             writer.transport.abort()
 
     async def pump_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """To the broker, until the connection ends, which is an error."""
+        """Forwards bytes to the broker until the connection ends, which raises an error."""
         await self._pump(reader, writer)
 
     async def pump_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """To the client."""
+        """Forwards bytes to the client."""
         await self._pump(reader, writer)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,9 +90,9 @@ class Forwarder:
 
 
 class CuttingProxy(Forwarder):
-    """Each connection ends after a random number of bytes, up to `bytes_max`, anywhere within a frame.
+    """Cuts each connection after a random number of bytes, up to `bytes_max`, anywhere within a frame.
 
-    After `cuts_max` cuts it cuts no more: an answer longer than `bytes_max` would never get through.
+    It stops after `cuts_max` cuts, because an answer longer than `bytes_max` would never get through.
     """
 
     def __init__(self, target: str, chance: random.Random, bytes_max: int, cuts_max: int) -> None:
@@ -115,7 +115,7 @@ class CuttingProxy(Forwarder):
 
 
 class RefusingProxy(Forwarder):
-    """Over HTTP it answers the next `refusals` requests itself: too much to do."""
+    """Answers the next `refusals` HTTP requests itself, as an overloaded broker does."""
 
     ANSWER = b'{"error":{"code":"L652","message":"too much to do","remedy":"come back later","retry_after_s":0.01}}'
 
@@ -126,7 +126,7 @@ class RefusingProxy(Forwarder):
     async def pump_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self.refusals:
             await super().pump_up(reader, writer)
-        while await reader.read(READ_BYTES):  # so that the client gets its answer before the connection ends
+        while await reader.read(READ_BYTES):  # so that the client receives its answer before the connection ends
             pass
         raise ConnectionAbortedError
 
@@ -138,7 +138,7 @@ class RefusingProxy(Forwarder):
 
 
 class DroppingProxy(Forwarder):
-    """Of what the broker says over WebSockets, messages for which `is_dropped` holds do not arrive."""
+    """Drops WebSocket messages of the broker for which `is_dropped` is true."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)
@@ -163,7 +163,7 @@ class DroppingProxy(Forwarder):
 
 
 class NumberlessProxy(Forwarder):
-    """Makes an SSAP broker one whose answers to queries have no number, and loses its first indication."""
+    """Removes the numbers from an SSAP broker's answers to queries, and drops its first indication."""
 
     def __init__(self, target: str) -> None:
         super().__init__(target)

@@ -1,4 +1,4 @@
-"""What tests ask of a broker, besides notifications: is it well, what does it count, and has something come true."""
+"""Checks of a broker besides notifications: its health, its counters, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from broker_process import BrokerProcess
 
 from tidegate import Connection, Delivery, Subscription, connect, connect_sync
 
-WAIT_S = 10
+WAIT_S = 30
 T = TypeVar("T")
 
 
 def run(scenario: Coroutine[Any, Any, T], timeout_s: float = WAIT_S) -> T:
-    """Runs an async scenario; one that hangs is a TimeoutError."""
+    """Runs an async scenario, and raises TimeoutError if it hangs."""
 
     async def bounded() -> T:
         async with asyncio.timeout(timeout_s):
@@ -26,21 +26,22 @@ def run(scenario: Coroutine[Any, Any, T], timeout_s: float = WAIT_S) -> T:
 
 
 def assert_healthy(broker: BrokerProcess) -> None:
-    """A newcomer is served."""
+    """Checks that the broker serves a new client."""
     assert broker.is_up()
-    with connect_sync(broker.native) as connection, connection.subscribe("health") as subscription:
+    connected = connect_sync(broker.native, connect_timeout_s=WAIT_S)
+    with connected as connection, connection.subscribe("health") as subscription:
         connection.publish({"health": 1})
         assert [d.notification for d in subscription.take(WAIT_S)] == [{"health": 1}]
 
 
 async def load(connection: Connection) -> dict[str, Any]:
-    """What the Connection Point counts."""
+    """Returns the counters of the Connection Point."""
     counts: dict[str, Any] = (await connection.status())["load"]["connection_point"]
     return counts
 
 
 async def wait_load(connection: Connection, is_reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The counts, once they are so."""
+    """Waits until the counters satisfy the condition, and returns them."""
     while not is_reached(counts := await load(connection)):
         await asyncio.sleep(0.02)
     return counts
@@ -62,7 +63,7 @@ def wait_until(is_reached: Callable[[], bool], timeout_s: float = WAIT_S) -> Non
 
 
 async def take(subscription: Subscription, count: int) -> list[Delivery]:
-    """Exactly so many deliveries."""
+    """Returns exactly `count` deliveries."""
     taken: list[Delivery] = []
     while len(taken) < count:
         taken += await subscription.take()
@@ -71,7 +72,7 @@ async def take(subscription: Subscription, count: int) -> list[Delivery]:
 
 
 async def take_until(subscription: Subscription, is_last: Callable[[Delivery], bool]) -> list[Delivery]:
-    """All deliveries before the one that is a sign of the end."""
+    """Returns all deliveries before the one for which `is_last` is true."""
     taken: list[Delivery] = []
     async for delivery in subscription:
         if is_last(delivery):
@@ -81,7 +82,7 @@ async def take_until(subscription: Subscription, is_last: Callable[[Delivery], b
 
 
 def assert_in_order(deliveries: list[Delivery]) -> None:
-    """Each publisher's sequences rise: nothing doubled, nothing out of order."""
+    """Checks that each publisher's sequences increase, so that none is a duplicate or out of order."""
     last: dict[str, int] = {}
     for delivery in deliveries:
         assert delivery.sequence > last.get(delivery.publisher, 0), delivery

@@ -1,35 +1,48 @@
-"""A real broker, as its users start it: `tidegate serve` in a process of its own, on free ports."""
+"""A real broker, as its users start it: `tidegate serve` in another process, on free ports."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
+import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
+from tidegate_process import TidegateProcess
+
 STARTUP_S = 90
-SHUTDOWN_S = 30
+SHUTDOWN_S = 60
 
 
 class BrokerProcess:
-    """Use it in `with`; it is ended, by its process id, whatever happens. `start` after `kill` uses the same ports and
-    the same data directory. It serves a knowledge base where a test asks for one."""
+    """A context manager that runs a broker, and ends it by its process id in any case.
 
-    def __init__(self, *flags: str, environment: dict[str, str] | None = None, has_knowledge: bool = False) -> None:
+    `start` after `kill` uses the same ports and the same data directory. The broker serves a knowledge base if a test
+    requests one, and writes its log to a file if one is given."""
+
+    def __init__(
+        self,
+        *flags: str,
+        environment: dict[str, str] | None = None,
+        has_knowledge: bool = False,
+        log: Path | None = None,
+    ) -> None:
+        self._log = log
         self._flags = flags
         self._environment = environment or {}
-        self._process: subprocess.Popen[str] | None = None
+        self._process: TidegateProcess | None = None
         self._data = tempfile.TemporaryDirectory(prefix="tidegate-test-")
         self._native_port = self._http_port = 0
         self._ssap_port = 0 if has_knowledge else -1
         self.native = ""
         self.http = ""
-        # Made up by the broker, where it does.
+        # The token that the broker generates, if it does.
         self.token = ""
 
     def __enter__(self) -> Self:
@@ -42,7 +55,7 @@ class BrokerProcess:
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
         self._close()
-        self._data.cleanup()
+        self._remove_data()
 
     @property
     def pid(self) -> int:
@@ -63,11 +76,12 @@ class BrokerProcess:
 
     @property
     def port(self) -> int:
-        """Of SSAP."""
+        """The port of SSAP."""
         return self._ssap_port
 
     def start(self) -> None:
-        """Returns when the broker is ready."""
+        """Starts the broker, and returns when it is ready. A previous one must have ended."""
+        self._close()
         ports = (
             "--native-port",
             str(self._native_port),
@@ -78,12 +92,14 @@ class BrokerProcess:
             "--data",
             self._data.name,
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", "serve", *ports, "--log-level", "warning", *self._flags],
-            stdout=subprocess.PIPE,
-            text=True,
-            env=clean_environment() | self._environment,
-        )
+        with self._log.open("ab") if self._log is not None else contextlib.nullcontext() as log:
+            self._process = TidegateProcess(
+                ["serve", *ports, "--log-level", "warning", *self._flags],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=clean_environment() | self._environment,
+            )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, f"the broker did not start: exit code {self._process.wait(STARTUP_S)}"
@@ -97,12 +113,12 @@ class BrokerProcess:
         return self._process is not None and self._process.poll() is None
 
     def terminate(self) -> int:
-        """Asks it to end, as an operator does; the exit code."""
+        """Ends the broker with SIGTERM, as an operator does, and returns the exit code."""
         self.send(signal.SIGTERM)
         return self.wait()
 
     def kill(self) -> None:
-        """Ends it as a crash does."""
+        """Kills the broker, as a crash does."""
         self.send(signal.SIGKILL)
         self.wait()
 
@@ -116,6 +132,18 @@ class BrokerProcess:
         self._close()
         return code
 
+    def _remove_data(self) -> None:
+        """Removes the data directory. The workers of a killed broker end a moment later, and may still write."""
+        deadline_s = time.monotonic() + SHUTDOWN_S
+        while True:
+            try:
+                self._data.cleanup()
+                return
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
+
     def _close(self) -> None:
         if self._process is not None:
             self._process.wait(SHUTDOWN_S)
@@ -124,5 +152,5 @@ class BrokerProcess:
 
 
 def clean_environment() -> dict[str, str]:
-    """This environment without settings of Tidegate, which would leak into the processes under test."""
+    """Returns this environment without Tidegate's settings, which would leak into the processes under test."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TIDEGATE_")}

@@ -1,4 +1,4 @@
-"""`tidegate …` as a person or a program runs it: in a process of its own, on pipes or on a terminal."""
+"""`tidegate …` as a person or a program runs it: in another process, on pipes or on a terminal."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from broker_process import clean_environment
+from tidegate_process import TidegateProcess
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 class Outcome(NamedTuple):
@@ -25,22 +26,28 @@ class Outcome(NamedTuple):
 
     @property
     def lines(self) -> list[Any]:
-        """What a program reads: JSON lines."""
+        """Returns the standard output as a program reads it: JSON lines."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-def tidegate(*arguments: str, stdin: str = "", environment: dict[str, str] | None = None) -> Outcome:
-    """Runs a command to its end."""
-    done = subprocess.run(
-        command_line(*arguments),
-        input=stdin,
-        capture_output=True,
+def tidegate(
+    *arguments: str, stdin: str = "", environment: dict[str, str] | None = None, timeout_s: float = TIMEOUT_S
+) -> Outcome:
+    """Runs a command until it exits."""
+    with TidegateProcess(
+        arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=TIMEOUT_S,
         env=clean_environment() | (environment or {}),
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
+    ) as process:
+        try:
+            out, err = process.communicate(stdin, timeout_s)
+        except BaseException:
+            process.kill()
+            raise
+    return Outcome(process.returncode, out, err)
 
 
 def command_line(*arguments: str) -> list[str]:
@@ -48,13 +55,13 @@ def command_line(*arguments: str) -> list[str]:
 
 
 class Running:
-    """A command that goes on, on pipes or with a terminal as its standard output. Use it in `with`."""
+    """A context manager that runs a command, on pipes or with a terminal as its standard output."""
 
     def __init__(self, *arguments: str, on_terminal: bool = False) -> None:
         terminal, out = pty.openpty() if on_terminal else os.pipe()
         self._out = terminal
-        self.process = subprocess.Popen(
-            command_line(*arguments),
+        self.process = TidegateProcess(
+            arguments,
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=subprocess.PIPE,
@@ -78,11 +85,11 @@ class Running:
         self.process.stdin.flush()
 
     def wait_for(self, text: str) -> str:
-        """What it has printed, once this is in it."""
+        """Waits until the command has printed this text, and returns all its output so far."""
         return self._wait_in(self._out, text)
 
     def wait_for_note(self, text: str) -> None:
-        """Until this is on its standard error."""
+        """Waits until this text is on its standard error."""
         assert self.process.stderr is not None
         seen = b""
         deadline_s = time.monotonic() + TIMEOUT_S
@@ -94,16 +101,16 @@ class Running:
                 seen += data
 
     def interrupt(self) -> None:
-        """Ctrl-C."""
+        """Interrupts the command, like Ctrl-C."""
         self.process.send_signal(signal.SIGINT)
 
     def close_output(self) -> None:
-        """Its reader goes away, as `head` does."""
+        """Closes the reading end of its output, as `head` does."""
         os.close(self._out)
         self._out = -1
 
     def finish(self) -> Outcome:
-        """Waits for its end."""
+        """Waits until the command exits."""
         if self.process.stdin is not None and not self.process.stdin.closed:
             self.process.stdin.close()
         out = self._read + self._drain()
@@ -136,5 +143,5 @@ class Running:
 def _read(file: int) -> bytes:
     try:
         return os.read(file, 65_536)
-    except OSError:  # a terminal whose other end is closed
+    except OSError:  # the other end of the terminal is closed
         return b""

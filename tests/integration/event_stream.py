@@ -1,4 +1,4 @@
-"""A reader of server-sent events that reads when it is told to, so that it can be slow."""
+"""A reader of server-sent events that reads only on request, so that it can be slow."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from http_client import SMALL_BUFFER_BYTES, WAIT_S, push_query
 
 
 class EventStream:
-    """The events of `GET /v1/stream`, or of another path and query; in `with`, the subscription is live. `is_small`
-    keeps the buffers small."""
+    """A context manager that reads the events of `/v1/stream`, or of another path and query. Inside it the subscription
+    is live. `is_small` keeps the buffers small."""
 
     def __init__(
         self,
@@ -43,7 +43,8 @@ class EventStream:
     def __enter__(self) -> Self:
         transport = httpx.HTTPTransport(socket_options=self._buffers, verify=self._tls or False)
         client = self._open.enter_context(httpx.Client(transport=transport, timeout=WAIT_S))
-        response = self._open.enter_context(client.stream("GET", self._url, params=self._query))
+        method = "POST" if "name" in self._query else "GET"
+        response = self._open.enter_context(client.stream(method, self._url, params=self._query))
         assert response.status_code == 200, response.read()
         assert response.headers["content-type"].startswith("text/event-stream")
         self._chunks = response.iter_raw()
@@ -55,7 +56,7 @@ class EventStream:
         self._open.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The data of each event until the broker ends the stream; comments are skipped."""
+        """Yields the data of each event until the broker ends the stream, and skips comments."""
         while (event := self._next_event()) is not None:
             for line in event.split(b"\n"):
                 if line.startswith(b"data: "):
@@ -65,7 +66,7 @@ class EventStream:
         return next(iter(self))
 
     def _next_event(self) -> bytes | None:
-        """httpx would split lines at U+2028 as well; the format knows only the ends that ASCII has."""
+        """Returns the next event. httpx would also split lines at U+2028, but the format has only ASCII line ends."""
         while not self._events:
             chunk = next(self._chunks, None)
             if chunk is None:

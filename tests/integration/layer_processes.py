@@ -1,12 +1,11 @@
-"""Layers in processes of their own, as their users start them: `tidegate slice …` and `tidegate serve --coordinator …`,
-with a real ZooKeeper, and a registry in LMDB."""
+"""Layers in separate processes, as their users start them: `tidegate slice …` and `tidegate serve --coordinator …`,
+with a real ZooKeeper and a registry in LMDB."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from broker_process import BrokerProcess
+from command import tidegate
+from tidegate_process import TidegateProcess
 from zookeeper_process import ZooKeeperProcess
 
 from tidegate.cluster.directory import Directory
@@ -25,35 +26,42 @@ END_S = 30
 
 
 class SliceProcess:
-    """One `tidegate slice`. Its name is known once it serves; a coordinator has none."""
+    """One `tidegate slice`. Its name is known once it serves; a coordinator has none. Its standard error goes to a
+    file, because a full pipe without a reader would block it."""
 
     def __init__(self, kind: str, zookeeper: str, registry: str, *flags: str) -> None:
         command = ["slice", kind, "--coordinator", zookeeper, "--registry", registry, *flags]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tidegate", *command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._errors = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - `wait` closes it
+        self._process = TidegateProcess(command, stdout=subprocess.PIPE, stderr=self._errors, text=True)
 
     def name(self) -> str:
         assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
+        name: str = self._process.stdout.readline().strip()
+        assert name, f"a slice does not start: {self.errors()}"
+        return name
+
+    def errors(self) -> str:
+        """Returns its standard error so far."""
+        self._errors.seek(0)
+        return self._errors.read()
 
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def is_up(self) -> bool:
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self._process.kill()
         self.wait()
 
     def wait(self) -> int:
-        """Until it ends by itself."""
+        """Waits until the process ends by itself."""
         code = self._process.wait(END_S)
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        self._errors.close()
         return code
 
     def end(self) -> None:
@@ -63,7 +71,7 @@ class SliceProcess:
 
 
 class Cluster:
-    """Use it in `with`. Slices by name; the broker is `broker`."""
+    """A context manager that runs a cluster, with its slices by name and its broker."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tidegate-cluster-")
@@ -72,6 +80,7 @@ class Cluster:
         self.slices: dict[str, SliceProcess] = {}
         self.coordinators: list[SliceProcess] = []
         self._brokers: list[BrokerProcess] = []
+        self._added = 0
 
     def __enter__(self) -> Self:
         self.zookeeper.start()
@@ -92,20 +101,21 @@ class Cluster:
         self._directory.cleanup()
 
     def add(self, kind: str) -> str:
-        """A slice that is there, and a spare until it is wanted. Exit Points listen on Unix sockets, others on TCP."""
-        path = f"{self._directory.name}/{kind}-{len(self.slices)}"
+        """Starts a slice, which is a spare until it is needed, and returns its name. Exit Points listen on Unix
+        sockets, and others on TCP."""
+        self._added += 1
+        path = f"{self._directory.name}/{kind}-{self._added}"
         flags = ["--bind", f"unix:{path}"] if kind == "exit-point" else []
         process = SliceProcess(kind, self.zookeeper.address, self.registry, *flags)
         name = process.name()
-        assert name, f"a {kind} does not start"
         self.slices[name] = process
         return name
 
     def add_coordinator(self) -> None:
         self.coordinators.append(SliceProcess("coordinator", self.zookeeper.address, self.registry))
 
-    def add_broker(self, *flags: str) -> BrokerProcess:
-        broker = BrokerProcess("--coordinator", self.zookeeper.address, *flags)
+    def add_broker(self, *flags: str, environment: dict[str, str] | None = None) -> BrokerProcess:
+        broker = BrokerProcess("--coordinator", self.zookeeper.address, *flags, environment=environment)
         broker.start()
         self._brokers.append(broker)
         return broker
@@ -114,16 +124,10 @@ class Cluster:
         self.slices.pop(name).kill()
 
     def command(self, *arguments: str) -> dict[str, Any]:
-        """`tidegate scale`, `replace` or `layers`, and what it prints."""
-        done = subprocess.run(
-            [sys.executable, "-m", "tidegate", *arguments, "--coordinator", self.zookeeper.address],
-            capture_output=True,
-            text=True,
-            timeout=SETTLE_S,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        printed: dict[str, Any] = json.loads(done.stdout)
+        """Runs `tidegate scale`, `replace` or `layers`, and returns its output."""
+        done = tidegate(*arguments, "--coordinator", self.zookeeper.address, timeout_s=SETTLE_S)
+        assert done.code == 0, done.err
+        printed: dict[str, Any] = json.loads(done.out)
         return printed
 
     def state(self) -> State:
@@ -133,7 +137,7 @@ class Cluster:
         return asyncio.run(self._ask(look)) or State.first()
 
     def settle(self, *counts: int, without: frozenset[str] = frozenset()) -> State:
-        """Waits until there are so many Access Points, Matchers and Exit Points, and nothing is under way."""
+        """Waits until there are so many Access Points, Matchers and Exit Points, and no change is pending."""
         deadline_s = time.monotonic() + SETTLE_S
         while True:
             state = self.state()

@@ -12,7 +12,7 @@ from http_client import WAIT_S
 
 
 class QueueClient:
-    """One queue, made with the given settings; by default under a name of its own."""
+    """One queue, created with the given settings and by default with a unique name."""
 
     def __init__(self, client: httpx.Client, name: str = "", **settings: Any) -> None:
         self.client = client
@@ -31,7 +31,7 @@ class QueueClient:
         return messages
 
     def take_all(self) -> list[Any]:
-        """Everything that can be taken now, in any order, deleted."""
+        """Takes and deletes everything available now, and returns it in any order."""
         bodies = []
         while messages := self.dequeue(wait_s=0):
             bodies += [message["body"] for message in messages]
@@ -55,14 +55,14 @@ class QueueClient:
 
 
 def post_bytes(path: str, body: Any) -> bytes:
-    """A request as it goes over the wire."""
+    """Returns a request as bytes on the wire."""
     content = json.dumps(body).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
     return head.encode() + content
 
 
 def send_dequeue(port: int, queue: str, **wanted: Any) -> socket.socket:
-    """A dequeue request on a connection of its own, whose answer nobody has read."""
+    """Sends a dequeue request on a new connection, and returns the connection without reading the answer."""
     connection = socket.create_connection(("127.0.0.1", port), WAIT_S)
     connection.sendall(post_bytes(f"/v1/queues/{queue}/dequeue", wanted))
     return connection

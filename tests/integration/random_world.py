@@ -1,4 +1,4 @@
-"""Random notifications and filters over a small alphabet, so that many match and many just miss. Seeded."""
+"""Seeded random notifications and filters over a small alphabet, so that many match and many nearly match."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORMS = ["==", "!=", "<", "<=", ">", ">=", "^=", "$=", "*=", "..", "exists", "ab
 
 
 def make_random() -> random.Random:
-    """Prints its seed, which pytest shows when a test fails; TIDEGATE_TEST_SEED repeats it."""
+    """Returns a random source and prints its seed, which pytest shows on failure. TIDEGATE_TEST_SEED repeats it."""
     seed = int(os.environ.get("TIDEGATE_TEST_SEED", random.randrange(2**32)))
     print(f"TIDEGATE_TEST_SEED={seed}")
     return random.Random(seed)
@@ -27,7 +27,7 @@ def random_notification(chance: random.Random) -> Notification:
 
 
 def random_filter(chance: random.Random) -> str:
-    """The text of a filter of up to three constraints."""
+    """Returns the text of a filter with up to three constraints."""
     return ";".join(_constraint(chance) for _ in range(chance.randint(0, 3))) or "*"
 
 

@@ -1,8 +1,9 @@
-"""A client of the native protocol that hides nothing: one blocking socket, and every frame by hand."""
+"""A low-level client of the native protocol: one blocking socket, and every frame built by the test."""
 
 from __future__ import annotations
 
 import socket
+import ssl
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -24,7 +25,7 @@ from tidegate.frames import (
     split_frames,
 )
 
-TIMEOUT_S = 8
+TIMEOUT_S = 30
 
 
 class Frame(NamedTuple):
@@ -34,9 +35,9 @@ class Frame(NamedTuple):
 
 
 class RawClient:
-    """Every wait is bounded: a broker that does not answer is a TimeoutError."""
+    """A connection whose waits are all bounded: it raises TimeoutError if the broker does not answer."""
 
-    def __init__(self, port: int, *, receive_bytes: int | None = None) -> None:
+    def __init__(self, port: int, *, receive_bytes: int | None = None, tls: ssl.SSLContext | None = None) -> None:
         self.socket = socket.socket()
         self.socket.settimeout(TIMEOUT_S)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -44,6 +45,8 @@ class RawClient:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         try:
             self.socket.connect(("127.0.0.1", port))
+            if tls is not None:
+                self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         except OSError:
             self.socket.close()
             raise
@@ -57,7 +60,7 @@ class RawClient:
     ) -> None:
         self.socket.close()
 
-    # Saying something.
+    # Sending.
 
     def send(self, *parts: bytes) -> None:
         self.socket.sendall(b"".join(parts))
@@ -71,10 +74,10 @@ class RawClient:
         self.send(encode_frame(Kind.SUBSCRIBE, Subscribe(number, subscription_filter, policy)))
         assert self.wait_for(Kind.SUBSCRIBED).sequence == number
 
-    # Hearing something.
+    # Receiving.
 
     def receive(self) -> Frame | None:
-        """The next frame; None when the broker has closed."""
+        """Returns the next frame, or None when the broker has closed the connection."""
         while True:
             for kind, sequence, start, stop in split_frames(self._data, FRAME_BYTES_MAX):
                 frame = Frame(Kind(kind), sequence, bytes(self._data[start:stop]))
@@ -86,14 +89,14 @@ class RawClient:
             self._data += data
 
     def wait_for(self, kind: Kind) -> Frame:
-        """The next frame, which must be of this kind, or else it is an error."""
+        """Returns the next frame, which must be of this kind."""
         frame = self.receive()
         assert frame is not None, f"the broker closed instead of {kind.name}"
         assert frame.kind == kind, (frame.kind, frame.body)
         return frame
 
     def skip_to(self, kind: Kind) -> Frame:
-        """The next frame of this kind, whatever comes before it."""
+        """Returns the next frame of this kind, and skips others before it."""
         while True:
             frame = self.receive()
             assert frame is not None, f"the broker closed before {kind.name}"
@@ -105,7 +108,7 @@ class RawClient:
             pass
 
     def take(self, count: int) -> list[tuple[str, Delivered]]:
-        """The next so many deliveries, with their publishers."""
+        """Returns the next `count` deliveries, with their publishers."""
         taken: list[tuple[str, Delivered]] = []
         while len(taken) < count:
             publisher, deliveries = decode_deliver(self.skip_to(Kind.DELIVER).body)
@@ -114,7 +117,7 @@ class RawClient:
         return taken
 
     def wait_closed(self) -> ErrorBody | None:
-        """The error that the broker closes with, once it has closed; None when it gave none."""
+        """Waits until the broker closes the connection. Returns the error that it sent, or None."""
         error = None
         try:
             while (frame := self.receive()) is not None:
@@ -126,12 +129,12 @@ class RawClient:
 
 
 def publish(first: int, *notifications: Any) -> bytes:
-    """A PUBLISH frame, of anything."""
+    """Returns a PUBLISH frame with any values as notifications."""
     return publish_frame(first, msgspec.msgpack.encode(list(notifications)))
 
 
 def header_only(length: int, kind: int, sequence: int = 0) -> bytes:
-    """The header of a frame whose body may or may not follow."""
+    """Returns the header of a frame, without its body."""
     return length.to_bytes(4, "little") + bytes((kind, 0, 0, 0)) + sequence.to_bytes(8, "little")
 
 

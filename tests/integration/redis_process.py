@@ -1,14 +1,15 @@
-"""A real Redis of a test's own: `redis-server` on a free port of this machine, in a directory that goes with it."""
+"""A real Redis for one test: `redis-server` on a free port of this machine, in a temporary directory."""
 
 from __future__ import annotations
 
-import socket
+import os
 import subprocess
 import tempfile
 import time
 from types import TracebackType
 from typing import Any, Self
 
+from ports import reserve_port
 from redis import Redis
 from redis.exceptions import BusyLoadingError
 from redis.exceptions import ConnectionError as NotThere
@@ -18,14 +19,15 @@ SHUTDOWN_S = 30
 
 
 class RedisProcess:
-    """Use it in `with`; it is ended, by its process id, whatever happens. `fsync` is that of the append-only file, None
-    for none. `start` after `kill` has the same port and directory."""
+    """A context manager that runs a Redis, and ends it by its process id in any case. `fsync` is the policy of the
+    append-only file, or None for no such file. `start` after `kill` uses the same port and directory."""
 
-    def __init__(self, *, fsync: str | None = "everysec") -> None:
+    def __init__(self, *, fsync: str | None = "everysec", environment: dict[str, str] | None = None) -> None:
         self._fsync = fsync
+        self._environment = os.environ | (environment or {})
         self._directory = tempfile.TemporaryDirectory(prefix="tidegate-redis-")
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        self.port = reserve_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
 
     def __enter__(self) -> Self:
@@ -39,12 +41,13 @@ class RedisProcess:
         self._directory.cleanup()
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts Redis, and returns when it answers."""
         aof = ["--appendonly", "no"] if self._fsync is None else ["--appendonly", "yes", "--appendfsync", self._fsync]
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", self._directory.name]
         self._process = subprocess.Popen(
             ["redis-server", *place, "--save", "", *aof],
             stdout=subprocess.DEVNULL,
+            env=self._environment,
         )
         deadline_s = time.monotonic() + STARTUP_S
         while not self._answers():
@@ -52,14 +55,20 @@ class RedisProcess:
             assert time.monotonic() < deadline_s, "redis-server does not answer"
             time.sleep(0.01)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
-        """Ends it as a crash does."""
+        """Kills Redis, as a crash does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(SHUTDOWN_S)
 
     def client(self) -> Any:
-        """For a look underneath; close it. Not typed: what commands give depends on the client's kind."""
+        """Returns a client for inspecting the data. The caller must close it. It is not typed, because the results of
+        commands depend on the kind of client."""
         return Redis(port=self.port, protocol=2)
 
     def _answers(self) -> bool:
@@ -70,9 +79,3 @@ class RedisProcess:
             return False
         finally:
             client.close()
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -1,9 +1,9 @@
-"""A registry in a process of its own, as every process of a cluster has one: told by lines of JSON what to do.
+"""A registry in another process, as in every process of a cluster. It receives its instructions as lines of JSON.
 
     {"writer": name, "changes": [[id, version, filter], …]}   →  "ok", or the code of the error
     {"writer": name, "first": id}                             →  each id once it is acknowledged, until an error
 
-The second form adds one subscription after the other, for ever: somebody must fence or kill it.
+The second form adds one subscription after the other until the writer is fenced or killed.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, Self
 
 from broker_process import clean_environment
 
+from tidegate.cluster.registry import Registry, open_registry
 from tidegate.errors import TidegateError
 from tidegate.layers.frames import Change
-from tidegate.layers.registry import Registry, open_registry
 
 EXIT_S = 30
 FLOOD_FILTER = "flood"
 
 
 class RegistryProcess:
-    """Use it in `with`; it is ended, by its process id, whatever happens."""
+    """A context manager that runs the process, and ends it by its process id in any case."""
 
     def __init__(self, address: str) -> None:
         self._process = subprocess.Popen(
@@ -56,7 +56,7 @@ class RegistryProcess:
         self._tell({"writer": writer, "first": first})
 
     def answer(self) -> str:
-        """The next one; the empty string when it has ended."""
+        """Returns the next answer, or the empty string when the process has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.readline().strip()
 

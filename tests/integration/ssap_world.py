@@ -17,7 +17,7 @@ from tidegate.knowledge.request_pool import PoolSettings
 from tidegate.knowledge.sparql_workers import SparqlLimits
 from tidegate.listeners.ssap import SsapListener
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 END = b"</SSAP_message>"
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class SsapWorld:
         return await self.listener.start("127.0.0.1", 0)
 
     def call(self, function: Callable[[], T]) -> T:
-        """On the thread of the loop."""
+        """Calls a function on the thread of the event loop, and returns its result."""
 
         async def run() -> T:
             return function()
@@ -69,14 +69,14 @@ class SsapWorld:
 
 
 class Listening(Protocol):
-    """Something with a port of SSAP."""
+    """An object with a port of SSAP."""
 
     @property
     def port(self) -> int: ...
 
 
 class Kp:
-    """One connection of a KP."""
+    """A connection of a KP."""
 
     def __init__(
         self,
@@ -92,7 +92,11 @@ class Kp:
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="127.0.0.1")
         self.socket.settimeout(TIMEOUT_S)
-        self.socket.connect(("127.0.0.1", world.port))
+        try:
+            self.socket.connect(("127.0.0.1", world.port))
+        except OSError:
+            self.socket.close()
+            raise
         self._data = b""
 
     def __enter__(self) -> Self:
@@ -118,7 +122,7 @@ class Kp:
         return self.read()
 
     def read(self) -> ElementTree.Element:
-        """The next message, read as clients do: up to its end tag."""
+        """Returns the next message, read up to its end tag as clients do."""
         while END not in self._data:
             received = self.socket.recv(65536)
             if not received:
@@ -154,7 +158,7 @@ def triples_of(message: ElementTree.Element, name: str) -> set[tuple[str, str, s
 
 
 def graph_of(name: str, *triples: tuple[str, str, str], kind: str = "literal") -> str:
-    """A parameter with triples, whose objects are all of one kind."""
+    """Returns a parameter with triples whose objects are all of one kind."""
     written = "".join(
         f'<triple><subject type = "uri">{s}</subject><predicate>{p}</predicate><object type = "{kind}">{o}</object>'
         "</triple>"
@@ -164,7 +168,7 @@ def graph_of(name: str, *triples: tuple[str, str, str], kind: str = "literal") -
 
 
 def replaced(value: str) -> str:
-    """The parameters of an UPDATE that gives s another p."""
+    """Returns the parameters of an UPDATE that gives s another p."""
     wildcard = "http://www.nokia.com/NRC/M3/sib#any"
     return graph_of("insert_graph", ("s", "p", value)) + graph_of("remove_graph", ("s", "p", wildcard), kind="uri")
 

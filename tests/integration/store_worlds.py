@@ -1,4 +1,4 @@
-"""Stores to test, really on a disk or in a Redis of their own: opened, closed and spoilt as a test wants."""
+"""Stores under test, on a real disk or in a real Redis: tests open, close and damage them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,47 @@ import lmdb
 import msgspec
 from redis_process import RedisProcess
 
-from tidegate.messages import Record
+from tidegate.messages import Leased, Record
 from tidegate.queues.definition import Definition, parse_settings
 from tidegate.queues.records import decode_record, seal, unseal
-from tidegate.queues.store import Entry, Grant, Store
+from tidegate.queues.store import Entry, Store
 from tidegate.queues.stores.layout import KEY
 from tidegate.queues.stores.lmdb_store import LmdbStore
 from tidegate.queues.stores.redis_store import RedisStore
 
 LONG_S = 600.0
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class World(Protocol):
-    """Where stores keep their queues between one opening and the next."""
+    """The place where stores keep their queues while they are closed."""
 
     def make(self) -> Store:
-        """A store that is not open yet."""
+        """Returns a store that is not open yet."""
 
     def spoil(self, queue: str, sequence: int) -> None:
-        """Writes garbage in place of a record of physical queue 0; no store is open."""
+        """Overwrites a record of physical queue 0 with garbage. No store may be open."""
 
     def kept_aside(self, queue: str) -> list[bytes]:
-        """What lies beside physical queue 0; no store is open."""
+        """Returns the records that were set aside from physical queue 0. No store may be open."""
+
+    def jump(self, queue: str, seconds: float) -> None:
+        """Makes the clock of physical queue 0 jump."""
 
 
 @dataclass
 class LmdbWorld:
+    """Stores in LMDB. A store uses the monotonic clock of its process, so a jump moves the origin of that clock."""
+
     directory: Path
+    offset_s: float = 0.0
 
     def make(self) -> Store:
-        return LmdbStore(self.directory)
+        offset_s = self.offset_s
+        return LmdbStore(self.directory, clock=lambda: time.monotonic() + offset_s)
+
+    def jump(self, queue: str, seconds: float) -> None:
+        self.offset_s += seconds
 
     def spoil(self, queue: str, sequence: int) -> None:
         with lmdb.open(str(self._path), max_dbs=16) as environment:
@@ -65,7 +75,7 @@ class LmdbWorld:
 
     def _number(self, environment: lmdb.Environment, queue: str) -> int:
         with environment.begin(db=environment.open_db(b"queues")) as transaction:
-            stored = msgspec.msgpack.decode(transaction.get(queue.encode(), b""))
+            stored = msgspec.msgpack.decode(transaction.get(queue.encode(), b"")[:-4])  # a checksum follows it
         return int(stored["number"])
 
 
@@ -76,8 +86,15 @@ class RedisWorld:
     def make(self) -> Store:
         return RedisStore(self.process.url)
 
+    def jump(self, queue: str, seconds: float) -> None:
+        """Moves the time of the last request back. Redis stores this time, so the clock appears to jump forward."""
+        counters = f"{{{queue}:0}}:c"
+        with self.process.client() as client:
+            if client.hexists(counters, "seen"):
+                client.hincrby(counters, "seen", -int(1e6 * seconds))
+
     def spoil(self, queue: str, sequence: int) -> None:
-        """Entries of a stream cannot be changed: it is written anew."""
+        """Overwrites a record by rewriting its stream, because entries of a stream cannot be changed."""
         stream = f"{{{queue}:0}}:s"
         with self.process.client() as client:
             entries = client.xrange(stream)
@@ -103,37 +120,37 @@ async def opened(world: World) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def with_queue(world: World, **settings: Any) -> AsyncIterator[Store]:
-    """An open store with a queue `q` of one physical queue, if not told otherwise."""
+    """Yields an open store with a queue `q`, by default of one physical queue."""
     async with opened(world) as store:
         await store.define(Definition("q", parse_settings({"physical_queues": 1} | settings)))
         yield store
 
 
-def entry(body: Any, group: str = "", identity: bytes = b"") -> Entry:
+def entry(body: Any, group: str = "", identity: bytes = b"", age_s: float = 0.0) -> Entry:
     raw = msgspec.Raw(msgspec.msgpack.encode(body))
-    return Entry(seal(Record(group, time.time(), raw)), group, identity)
+    return Entry(seal(Record(group, time.time() - age_s, raw)), group, identity)
 
 
 async def put(store: Store, *bodies: Any, group: str = "", queue: str = "q", physical: int = 0) -> None:
-    await store.enqueue(queue, {physical: [entry(body, group) for body in bodies]})
+    await store.queue(queue).enqueue({physical: [entry(body, group) for body in bodies]})
 
 
 async def take(
     store: Store, count: int = 100, visibility_s: float = LONG_S, *, queue: str = "q", physical: int = 0
-) -> list[Grant]:
-    return (await store.lease(queue, physical, count, 1 << 30, visibility_s)).grants
+) -> list[Leased]:
+    return (await store.queue(queue).lease(physical, count, 1 << 30, visibility_s)).leased
 
 
 def body_of(sealed: bytes) -> Any:
     return msgspec.msgpack.decode(record_of(sealed).body)
 
 
-def bodies(grants: list[Grant]) -> list[Any]:
-    return [body_of(grant.sealed) for grant in grants]
+def bodies(leased: list[Leased]) -> list[Any]:
+    return [msgspec.msgpack.decode(decode_record(each.record).body) for each in leased]
 
 
-def receipts(grants: list[Grant]) -> list[str]:
-    return [grant.receipt for grant in grants]
+def receipts(leased: list[Leased]) -> list[str]:
+    return [each.receipt for each in leased]
 
 
 def record_of(sealed: bytes) -> Record:
@@ -143,7 +160,7 @@ def record_of(sealed: bytes) -> Record:
 
 
 async def eventually(is_so: Callable[[], Awaitable[bool]]) -> None:
-    """Waits until it is so; what a store does in the background is soon done."""
+    """Waits until the condition holds. Background work of a store is done soon."""
     async with asyncio.timeout(PATIENCE_S):
         while not await is_so():
             await asyncio.sleep(0.005)

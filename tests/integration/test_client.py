@@ -1,4 +1,4 @@
-"""The client as a program meets it: what it promises at its edges, and errors that name their cure."""
+"""The client, as a program uses it: its promises in edge cases, and errors that name their remedy."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class TestOutsideItsBlock:
             connect_sync(broker.native).flush()
 
     def test_a_call_that_still_waits_is_told(self, broker: BrokerProcess) -> None:
-        """Nobody waits for ever because somebody else has left the block."""
+        """A call does not wait forever after another task has left the block."""
 
         async def scenario() -> None:
             wall = {"wall": 1, "$payload": bytes(200_000)}
@@ -395,7 +395,7 @@ class TestANumberedPublisher:
             name = f"job-{secrets.token_hex(6)}"
             async with connect(broker.native) as connection, connection.numbered_publisher(name) as publisher:
                 await publisher.publish(1, encoded(1, 2))
-                with pytest.raises(ProtocolError, match=r"P332.*at 2.*publish 2"):
+                with pytest.raises(ProtocolError, match=r"P332.*up to 2.*publish 2"):
                     await publisher.publish(2, encoded(3))
                 with pytest.raises(NotificationError, match="N208"):
                     await publisher.publish(3, [msgspec.msgpack.encode({"n": float("nan")})])
@@ -435,7 +435,12 @@ class TestANumberedPublisher:
 
 
 class TestAfterAFinalError:
-    def test_a_publisher_stays_failed_and_subscribing_goes_on(self, broker: BrokerProcess) -> None:
+    def test_a_publisher_stays_failed_and_subscribing_goes_on(
+        self, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        key = "the-key-of-the-twin-too"
+        monkeypatch.setattr("tidegate.client.connection.make_key", lambda: key)
+
         async def publish_for_ever(connection: Connection) -> None:
             while True:
                 await connection.publish({"n": 2})
@@ -443,9 +448,9 @@ class TestAfterAFinalError:
         async def scenario() -> None:
             async with connect(broker.native) as connection, connection.subscribe("n") as subscription:
                 await connection.publish({"n": 1})
-                name = (await anext(subscription)).publisher
+                name = (await anext(subscription)).publisher.partition("~")[0]
                 with RawClient(broker.native_port) as twin:
-                    await asyncio.to_thread(twin.hello, name)
+                    await asyncio.to_thread(twin.hello, name, key=key)
                     for _ in range(2):
                         with pytest.raises(NotAllowed, match="A504"):
                             await publish_for_ever(connection)
@@ -453,7 +458,7 @@ class TestAfterAFinalError:
                     await other.publish({"n": 4})
                 await take_until(subscription, lambda delivery: delivery.notification["n"] == 4)
 
-        with contextlib.suppress(NotAllowed):  # at the end of the block, if something was under way
+        with contextlib.suppress(NotAllowed):  # at the end of the block, if a call was pending
             run(scenario())
 
     def test_a_publisher_with_an_impossible_name_learns_why(self, broker: BrokerProcess) -> None:
@@ -535,7 +540,9 @@ except Unavailable:
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_program_ends_without_warnings(broker: BrokerProcess, script: str) -> None:
     done = run_python(script.format(address=broker.native), "-X", "dev", "-W", "error")
-    assert (done.stdout.strip(), done.stderr, done.returncode) == ("1", "", 0)
+    # In this mode asyncio also reports callbacks that a busy machine has delayed.
+    warnings = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.stdout.strip(), warnings, done.returncode) == ("1", [], 0)
 
 
 def test_errors_are_of_one_tree() -> None:

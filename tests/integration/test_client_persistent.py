@@ -1,4 +1,4 @@
-"""Persistent queries of a client: what it is told composes to the result, whatever is lost on the way."""
+"""Persistent queries of a client: the changes that it receives compose to the result, whatever is lost in transit."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from broker_process import BrokerProcess
 from ssap_world import SsapWorld
 
 from tidegate import BadInput, Unavailable, connect, connect_sync
+from tidegate.client import persistent_filter, persistent_query
 from tidegate.client.control import Control, IntervalSettings, Strategy
 from tidegate.client.knowledge import Knowledge
 from tidegate.client.persistent_http import HttpTransport
-from tidegate.client.persistent_query import Change, PersistentQuery
+from tidegate.client.persistent_query import PersistentQuery
+from tidegate.client.persistent_result import Change
 from tidegate.client.persistent_ssap import SsapTransport
 from tidegate.client.persistent_transport import Checked
 from tidegate.knowledge.request_pool import STABLE_WAIT_S, Lane, PoolRequest, PoolSettings
@@ -49,7 +51,7 @@ def rows_of(rows: list[Any]) -> Counter[bytes]:
 
 
 class Follower:
-    """Composes the changes that it takes."""
+    """Composes the changes that it receives."""
 
     def __init__(self, query: PersistentQuery) -> None:
         self._query = query
@@ -302,13 +304,13 @@ def test_with_every_answer_the_broker_tells_which_delay_it_holds_for_stable(
         for hints in (link.opened.hints, answer.hints):
             assert hints.delay_s is not None
             assert hints.delay_s >= STABLE_WAIT_S
-        link.close(is_for_good=True)
+        link.close(is_final=True)
 
     asyncio.run(scenario())
 
 
 def test_a_refused_check_backs_off_and_the_query_goes_on() -> None:
-    query_text = "SELECT ?o { <s> <p> ?o FILTER(RAND() >= 0) }"  # whose answers are not used again
+    query_text = "SELECT ?o { <s> <p> ?o FILTER(RAND() >= 0) }"  # its answers are not cached
     with SsapWorld(PoolSettings(requests_max=1)) as world:
         pool = world.knowledge.pool
 
@@ -352,6 +354,46 @@ def test_a_filter_is_a_persistent_query_over_notifications(broker: BrokerProcess
             assert query.statistics().control.losses == 0
 
     asyncio.run(scenario())
+
+
+def test_a_program_that_takes_changes_slowly_gets_all_of_them_through_small_buffers(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persistent_query, "CHANGES_WAITING_MAX", 2)
+    monkeypatch.setattr(persistent_filter, "WAITING_MAX", 2)
+
+    async def scenario() -> None:
+        async with connect(broker.native) as connection, connection.persistent_query("slow", control=RARE) as query:
+            await connection.publish([{"slow": number} for number in range(50)])
+            async with asyncio.timeout(WAIT_S):
+                await until(lambda: query.statistics().changes >= 2)
+                await asyncio.sleep(0.1)
+                assert query.statistics().changes <= 4, "more was read than there is room for"
+                told = [(await anext(query)).added for _ in range(50)]
+            assert told == [[{"slow": number}] for number in range(50)]
+
+    asyncio.run(scenario())
+
+
+def test_checks_that_nothing_answers_do_not_hold_a_program_that_leaves(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(persistent_query, "CHANGES_WAITING_MAX", 2)
+    monkeypatch.setattr(persistent_filter, "WAITING_MAX", 2)
+
+    async def scenario() -> None:
+        async with connect(broker.native) as connection:
+            query = connection.persistent_query("full", control=QUICK)
+            query._request_timeout_s = 0.1
+            async with query:
+                await connection.publish([{"full": number} for number in range(50)])
+                await until(lambda: query.statistics().control.failures > 2)
+
+    async def bounded() -> None:
+        async with asyncio.timeout(WAIT_S):
+            await scenario()
+
+    asyncio.run(bounded())
 
 
 def test_programs_without_an_event_loop(broker: BrokerProcess, knowledge: Knowledge) -> None:

@@ -1,8 +1,8 @@
-"""Processes of a cluster are killed, or sleep too long, one after the other, while publishers and a durable subscriber
-use it: what was acknowledged arrives once and in order.
+"""Processes of a cluster are killed or suspended, one after the other, while publishers and a durable subscriber use
+it: every acknowledged notification arrives once and in order.
 
-The clients know both brokers, and go to the other when one dies. `make soak` does it more often; a failure prints the
-seed: TIDEGATE_TEST_SEED=… repeats the choices, as far as a busy machine allows.
+The clients know both brokers, and connect to the other when one dies. `make soak` repeats this more often. A failure
+prints the seed: TIDEGATE_TEST_SEED=… repeats the choices, as far as a busy machine allows.
 """
 
 from __future__ import annotations
@@ -10,33 +10,32 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import secrets
 import signal
 from collections.abc import Iterator
 
 import pytest
 from layer_processes import Cluster
 from redis_process import RedisProcess
+from seeds import SEED
 
 from tidegate import connect
 
 KILLS = int(os.environ.get("TIDEGATE_TEST_KILLS", "6"))
-SEED = os.environ.get("TIDEGATE_TEST_SEED") or secrets.token_hex(4)
 PUBLISHERS = 3
 OPEN_MAX = 20
 BATCH = 20
 LAYERS = ("access-point", "matcher", "exit-point")
 
-pytestmark = pytest.mark.timeout(120 + 60 * KILLS)
+pytestmark = [pytest.mark.crash, pytest.mark.cluster, pytest.mark.timeout(120 + 60 * KILLS)]
 
 
 class World:
-    """A cluster of 1-1-1 with a spare of each, two brokers, and what its clients know."""
+    """A cluster of 1-1-1 with a spare for each slice, two brokers, and the knowledge of its clients."""
 
     def __init__(self, cluster: Cluster, redis: RedisProcess) -> None:
         self.rng = random.Random(SEED)
         self.cluster = cluster
-        for layer in LAYERS:  # on a busy machine a spare, too, may be late, and be declared dead
+        for layer in LAYERS:  # on a busy machine a spare may be late too, and be declared dead
             cluster.add(layer)
         self.brokers = [cluster.add_broker("--queue-store", redis.url) for _ in range(2)]
         self.address = ",".join([self.brokers[0].native, self.brokers[1].native.removeprefix("tidegate://")])
@@ -47,7 +46,7 @@ class World:
     # Clients.
 
     async def publish(self, publisher: int) -> int:
-        """Several lists at a time are not acknowledged yet; how many notifications were, at the end."""
+        """Publishes with several lists in flight, and returns how many notifications were acknowledged."""
         published = 0
         open_: set[asyncio.Task[None]] = set()
         async with connect(self.address) as broker:
@@ -75,7 +74,7 @@ class World:
         while self.count < wanted:
             await asyncio.sleep(0.02)
 
-    # What goes wrong.
+    # Faults.
 
     async def harm(self, what: str) -> None:
         if what == "broker":

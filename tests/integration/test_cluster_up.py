@@ -1,9 +1,8 @@
-"""`tidegate cluster up` is a whole cluster: it serves, grows when it is told to, and leaves nothing behind."""
+"""`tidegate cluster up` is a whole cluster: it serves, scales on request, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import httpx
 import pytest
 from cluster_up import END_S, ClusterUp
+from command import Outcome
 from ssap_world import Kp, graph_of
 
 from tidegate import connect_sync
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def cluster(tmp_path: Path) -> Iterator[ClusterUp]:
     started.end()
 
 
-def shown(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert done.returncode == 0, done.stderr
-    printed: dict[str, Any] = json.loads(done.stdout)
+def shown(done: Outcome) -> dict[str, Any]:
+    assert done.code == 0, done.err
+    printed: dict[str, Any] = json.loads(done.out)
     return printed
 
 
@@ -38,12 +38,12 @@ def test_it_serves_grows_and_leaves_nothing_behind(cluster: ClusterUp) -> None:
         assert next(iter(subscription)).notification == {"a": 2}
         scaled = cluster.command("scale", "matchers=2", "exit-points=2")
         assert len(shown(scaled)["slices"]) == 5
-        assert "epoch 2" in scaled.stderr
+        assert "epoch 2" in scaled.err
         replaced = shown(cluster.command("replace", "matcher-1"))
         assert "matcher-1" not in replaced["slices"]
         broker.publish({"a": 3})
         assert next(iter(subscription)).notification == {"a": 3}
-        # The same from the page, or any other program that knows HTTP.
+        # The same through HTTP, as the page does it.
         answer = httpx.post(f"{cluster.http}/v1/scale", json={"matchers": 1}, timeout=END_S, trust_env=False)
         assert answer.status_code == 200, answer.text
         told = answer.json()
@@ -57,5 +57,5 @@ def test_it_serves_grows_and_leaves_nothing_behind(cluster: ClusterUp) -> None:
             assert next(iter(changes)).notification["o"] == "warm"
     assert cluster.end()[0] == 0
     gone = cluster.command("layers")
-    assert gone.returncode == 2
-    assert "U730" in gone.stderr
+    assert gone.code == 2
+    assert "U730" in gone.err

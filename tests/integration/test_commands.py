@@ -1,19 +1,24 @@
-"""The commands, from outside: what they print to people and to programs, how they end, and what they teach."""
+"""The commands, from outside: their output for people and for programs, their exit codes, and their help texts."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
+import signal
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from broker_checks import WAIT_S
 from broker_process import BrokerProcess
-from command import Outcome, Running, tidegate
+from command import TIMEOUT_S, Outcome, Running, command_line, tidegate
 
 from tidegate import connect_sync
+from tidegate.commands.cli import command_parser, main
 
 HOURS = [f"{hour:02}" for hour in range(1, 25)]
 CSV_HEADER = "provincia;municipio;estacion;magnitud;punto_muestreo;ano;mes;dia;" + ";".join(f"h{h};v{h}" for h in HOURS)
@@ -24,7 +29,7 @@ def pub(broker: BrokerProcess, *arguments: str, stdin: str = "") -> Outcome:
 
 
 def publish_and_read(broker: BrokerProcess, *arguments: str, stdin: str = "", count: int = 1) -> list[dict[str, Any]]:
-    """What a subscriber of everything gets from a `tidegate pub`."""
+    """Runs `tidegate pub`, and returns what a subscriber to everything receives."""
     with connect_sync(broker.native) as connection, connection.subscribe("*") as subscription:
         done = pub(broker, *arguments, stdin=stdin)
         assert (done.code, done.lines) == (0, [{"accepted": count}]), done.err
@@ -93,7 +98,8 @@ class TestPub:
             (["a=1", "--payload", "/nonexistent"], "", "N214", "name a readable file"),
             (["-"], '{"a": 1}\n{"a": ', "P314", "line 2 is not JSON"),
             (["-"], "[1]", "P315", "line 1 is not an object"),
-            (["-"], '\n{"a": null}', "N205", "line 2: 'a' is NoneType"),
+            (["-"], '{"a": 1}\n{"a": 1, "a": 2}', "N210", "line 2: a name is given twice"),
+            (["-"], '\n{"a": null}', "N205", "line 2: 'a' is null"),
             (["-"], '{"a": 1, "$payload": "?"}', "N209", "line 1: the payload is not base64"),
         ],
     )
@@ -127,7 +133,7 @@ class TestSub:
 
     def test_prints_attributes_to_a_person(self, broker: BrokerProcess) -> None:
         with Running("sub", "n", "--count", "1", "--address", broker.native, on_terminal=True) as running:
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             with connect_sync(broker.native) as connection:
                 connection.publish({"n": 1, "name": "San Martín", "id": "12", "open": True, "$payload": b"123"})
             done = running.finish()
@@ -135,7 +141,7 @@ class TestSub:
 
     def test_does_not_let_a_publisher_steer_the_terminal(self, broker: BrokerProcess) -> None:
         with Running("sub", "n", "--count", "1", "--address", broker.native, on_terminal=True) as running:
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             with connect_sync(broker.native) as connection:
                 connection.publish({"n": 1, "\x1b[2J": "\x1b]0;owned\x07"})
             done = running.finish()
@@ -145,13 +151,13 @@ class TestSub:
     @pytest.mark.parametrize("on_terminal", [False, True], ids=["on a pipe", "on a terminal"])
     def test_ends_quietly_with_ctrl_c(self, broker: BrokerProcess, on_terminal: bool) -> None:
         with Running("sub", "n", "--address", broker.native, on_terminal=on_terminal) as running:
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             running.interrupt()
             assert running.finish() == (130, "", "")
 
     def test_ends_with_ctrl_c_though_the_broker_has_gone(self) -> None:
         with BrokerProcess() as mortal, Running("sub", "n", "--address", mortal.native) as running:
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             mortal.kill()
             running.interrupt()
             assert running.finish() == (130, "", "")
@@ -161,7 +167,7 @@ class TestSub:
             Running("sub", "n", "--address", broker.native) as running,
             connect_sync(broker.native) as connection,
         ):
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             connection.publish({"n": 1})
             running.wait_for('"n":1')
             running.close_output()
@@ -218,7 +224,7 @@ class TestTop:
 
 
 def assert_refused(done: Outcome, *words: str) -> None:
-    """An error: code 2, on standard error, without a trace."""
+    """Checks for an error: exit code 2, and a message on standard error without a traceback."""
     assert (done.code, done.out) == (2, "")
     for word in words:
         assert word in done.err
@@ -228,7 +234,7 @@ def assert_refused(done: Outcome, *words: str) -> None:
 class TestReplay:
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
-        """Two hours of one station."""
+        """Returns a file with two hours of one station."""
         cells = ";".join({1: "41;V", 2: "212;T"}.get(hour, ";N") for hour in range(1, 25))
         path = tmp_path / "day.csv"
         path.write_text(f"{CSV_HEADER}\n28;65;14;8;28065014_8_8;2026;05;13;{cells}\n", encoding="utf-8")
@@ -262,7 +268,7 @@ class TestServe:
     def test_tells_a_person_where_it_listens(self, tmp_path: Path) -> None:
         flags = ("--native-port", "0", "--http-port", "0", "--ssap-port", "0", "--data", str(tmp_path))
         with Running("serve", *flags, on_terminal=True) as running:
-            shown = running.wait_for("Ctrl-C ends it")
+            shown = running.wait_for("press Ctrl-C to stop")
             running.interrupt()
             assert running.finish().code == 0
         assert "tidegate is ready" in shown
@@ -272,20 +278,20 @@ class TestServe:
     def test_tells_a_person_the_token_that_it_made_up(self, tmp_path: Path) -> None:
         flags = ("--native-port", "0", "--http-port", "0", "--ssap-port", "-1", "--data", str(tmp_path))
         with Running("serve", "--bind", "0.0.0.0", *flags, on_terminal=True) as running:
-            shown = running.wait_for("Ctrl-C ends it")
+            shown = running.wait_for("press Ctrl-C to stop")
             running.interrupt()
             done = running.finish()
         assert done.code == 0
         (token,) = re.findall(r"token   (\S+)", shown)
         (page,) = re.findall(r"page    (\S+)", shown)
         assert re.fullmatch(rf"http://{re.escape(socket.gethostname())}:\d+/#token={token}", page)
-        assert "give --tls-cert and --tls-key" in shown
+        assert "use --tls-cert and --tls-key" in shown
         assert token not in done.err
 
     def test_refuses_a_port_that_is_taken(self, broker: BrokerProcess, tmp_path: Path) -> None:
         flags = ("--native-port", str(broker.native_port), "--http-port", "0", "--data", str(tmp_path))
         done = tidegate("serve", *flags)
-        assert_refused(done, "C409", str(broker.native_port), "is a broker running already?")
+        assert_refused(done, "C409", str(broker.native_port), "is another broker already running?")
 
     @pytest.mark.parametrize(
         ("flags", "code"),
@@ -324,7 +330,7 @@ class TestConfigCheck:
         assert done.lines[0]["token"] == "set"
         assert secret not in done.out
         assert tidegate("config", "check", environment={"TIDEGATE_BIND": "::"}).lines[0]["token"] == (
-            "made up at each start"
+            "generated at each start"
         )
 
     @pytest.mark.parametrize(
@@ -353,22 +359,15 @@ class TestDemo:
         assert_refused(tidegate("demo", "--minutes", "0"), "C413")
 
 
-COMMANDS = [
-    "serve",
-    "pub",
-    "sub",
-    "why",
-    "top",
-    "replay",
-    "evaluate",
-    "evaluate queues",
-    "evaluate control",
-    "demo",
-    "config",
-    "config check",
-]
-COMMANDS += ["query", "insert", "knowledge", "knowledge dump", "knowledge restore"]
-COMMANDS += ["queue", *(f"queue {each}" for each in ("create", "list", "put", "take", "stats", "redrive", "drop"))]
+def commands_of(parser: argparse.ArgumentParser, *before: str) -> Iterator[tuple[str, ...]]:
+    """Yields every command and subcommand of the parser, as a sequence of words."""
+    yield before
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for name, child in action.choices.items():
+                yield from commands_of(child, *before, name)
+
+
 EXAMPLES = {
     "": "tidegate sub 'NO2>200;station^=2807'",
     "pub": "tidegate pub NO2=212",
@@ -383,12 +382,38 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_help_teaches(command: str) -> None:
+@pytest.mark.parametrize("command", list(commands_of(command_parser())), ids=" ".join)
+def test_every_command_has_a_help_text(command: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main([*command, "--help"])
+    out, err = capsys.readouterr()
+    assert (exit_.value.code, err) == (0, "")
+    assert out.startswith(" ".join(["usage: tidegate", *command]))
+    assert len(out.split("\n\n")) > 2, "usage alone teaches nothing"
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_help_teaches_by_example(command: str) -> None:
     done = tidegate(*command.split(), "--help")
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("usage: tidegate")
-    assert EXAMPLES.get(command, "") in done.out
+    assert EXAMPLES[command] in done.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_a_command_ends_on_a_signal_that_its_parent_ignores(broker: BrokerProcess, number: signal.Signals) -> None:
+    """A shell starts background jobs with SIGINT ignored, and a child inherits ignored signals."""
+    with subprocess.Popen(
+        command_line("sub", "*", "--address", broker.native),
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_IGN),
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline(), "it has not subscribed"
+        process.send_signal(number)
+        try:
+            assert process.wait(TIMEOUT_S) in (130, -signal.SIGTERM)
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Filters that name their subscriber's context: other values take the place of the old ones in one step."""
+"""Filters that refer to their subscriber's context: new values replace the old ones in one step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_other_values_take_the_place_of_the_old_ones(broker: BrokerProcess) -> N
 
 
 def test_nothing_falls_between_the_old_and_the_new(broker: BrokerProcess) -> None:
-    """What both contexts want arrives all the time."""
+    """Notifications that match both contexts arrive without interruption."""
 
     async def scenario() -> None:
         async with (

@@ -1,4 +1,4 @@
-"""An evaluation that is told to end leaves nothing of what it has started."""
+"""An evaluation that receives SIGTERM leaves none of its processes running."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ import pytest
 
 WAIT_S = 60
 PROCESSES = 4
-"""Each of them has as many at least."""
+"""The minimum number of processes that each experiment starts."""
 ELASTICITY = ["-m", "tidegate", "evaluate", "elasticity", "--short", "--out"]
 LONG_RUN = """
 import signal, sys
 from dataclasses import replace
 from pathlib import Path
 from tidegate.client.control import Control
-from tidegate.evaluation.control_measured import Bench
-from tidegate.evaluation_commands import end
-from tidegate.simulation.request_pool import Case, steady_overload
+from tidegate_lab.control.measured import Bench
+from tidegate_lab.command import exit_on_signal
+from tidegate_lab.control.request_pool import Case, steady_overload
 
-signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGTERM, exit_on_signal)
 parameters = replace(steady_overload(), clients=20, measured_s=1000.0)
 cases = [Case(parameters, Control(), seed) for seed in (1, 2)]
 Bench(Path(sys.argv[1]), jobs=1, tries_max=1).run("long", cases)
 """
 
 
+@pytest.mark.evaluation
 @pytest.mark.parametrize("arguments", [ELASTICITY, ["-c", LONG_RUN]], ids=["elasticity", "control"])
 def test_whatever_an_evaluation_has_started_ends_with_it(tmp_path: Path, arguments: list[str]) -> None:
     command = [sys.executable, *arguments, str(tmp_path)]
@@ -47,7 +48,7 @@ def test_whatever_an_evaluation_has_started_ends_with_it(tmp_path: Path, argumen
 
 
 def descendants_of(pid: int) -> dict[int, str]:
-    """Their commands."""
+    """Returns the commands of all descendants, by process id."""
     parents = {}
     for directory in Path("/proc").glob("[0-9]*"):
         try:

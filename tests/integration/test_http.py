@@ -1,4 +1,7 @@
-"""HTTP: what is posted is delivered once and in order, or refused with a reason; and the broker tells how it is."""
+"""HTTP: posted notifications are delivered once and in order, or refused with a reason; the broker reports its state.
+
+Push subscriptions, queues and bad input have their own files.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def client(broker: BrokerProcess) -> Iterator[httpx.Client]:
 
 
 def values(stream: EventStream, name: str, count: int) -> list[Any]:
-    """The attribute `name` of the next `count` deliveries."""
+    """Returns the attribute `name` of the next `count` deliveries."""
     return [stream.receive()["notification"][name] for _ in range(count)]
 
 
@@ -81,7 +84,7 @@ def test_every_value_comes_out_as_it_went_in(broker: BrokerProcess, client: http
         assert (received, type(received)) == (value, type(value))
 
 
-# Sending again.
+# Resending.
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_a_refused_body_uses_up_no_sequence(broker: BrokerProcess, client: httpx
         assert values(stream, "retry", 2) == [1, 2]
 
 
-# Overload. What a blocking subscriber does is in test_http_push.py.
+# Overload. test_http_push.py tests blocking subscribers.
 
 
 def test_a_client_over_its_rate_is_told_when_to_come_back() -> None:
@@ -195,7 +198,7 @@ def test_a_client_over_its_rate_is_told_when_to_come_back() -> None:
         assert values(stream, "fast", 151) == list(range(151))
 
 
-# How the broker is.
+# The state of the broker.
 
 
 def test_it_is_healthy_and_ready(client: httpx.Client) -> None:
@@ -260,10 +263,10 @@ def test_openapi_describes_the_routes_that_answer(broker: BrokerProcess, client:
         (method, path) for path, item in document["paths"].items() for method in item if method != "parameters"
     }
     for method, path in sorted(operations):
-        # The head of the answer is enough: a stream has no end.
+        # The head of the answer is enough, because a stream does not end.
         with client.stream(method, path.replace("{i}", "0"), params={"filter": "*"}) as response:
             assert response.status_code != 405, path
-            # There is no queue of that name, which is another answer than that there is no such path.
+            # The answer is that the queue does not exist, which differs from an unknown path.
             assert response.status_code != 404 or error_of_stream(response)["code"] == "Q901"
             assert str(response.status_code) in document["paths"][path][method]["responses"], (method, path)
     for path in document["paths"]:

@@ -1,4 +1,4 @@
-"""Whatever bytes come to the HTTP port, the answer is an error with a cure, and the broker serves the others on."""
+"""Whatever bytes arrive on the HTTP port, the answer is an error with a remedy, and the broker serves other clients."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from websocket_client import Rejected, WebSocketClient
 
 from tidegate.errors import TidegateError
 from tidegate.layers.batch import BatchReader
-from tidegate.listeners.http_publish import encode_batches, parse_notifications
+from tidegate.listeners.http.publish import encode_batches, parse_notifications
 from tidegate.notification import check
 
 BODY_BYTES_MAX = 100_000
@@ -51,7 +51,7 @@ def client(broker: BrokerProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture(autouse=True)
 def _what_was_accepted_before_is_delivered(broker: BrokerProcess, client: httpx.Client) -> Iterator[None]:
-    """Around every test of this file: bad input of others costs a subscriber nothing."""
+    """Checks around every test of this file that a subscriber loses nothing through bad input of others."""
     with EventStream(broker.http, "before") as stream:
         assert publish(client, {"before": 1}).status_code == 200
         yield
@@ -201,11 +201,11 @@ def test_an_unknown_path_is_named(client: httpx.Client, method: str, path: str) 
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/v1/notifications"), ("PUT", "/v1/notifications"), ("POST", "/v1/stream"), ("DELETE", "/v1/layers"),
+    [("GET", "/v1/notifications"), ("PUT", "/v1/notifications"), ("PUT", "/v1/stream"), ("DELETE", "/v1/layers"),
      ("POST", "/healthz"), ("OPTIONS", "/v1/notifications"), ("BREW", "/v1/layers")],
 )  # fmt: skip
 def test_a_wrong_method_is_told_the_right_one(client: httpx.Client, method: str, path: str) -> None:
-    if method == "BREW":  # the parser knows the registered methods only
+    if method == "BREW":  # the parser accepts only registered methods
         assert code_of(client.request(method, path)) == (400, "P319")
         return
     response = client.request(method, path)
@@ -249,7 +249,7 @@ def test_a_malformed_chunk_is_refused(broker: BrokerProcess, chunk: bytes) -> No
 
 
 def test_a_request_that_offers_http_2_is_served_by_http_1(broker: BrokerProcess) -> None:
-    """As Java's client does with every request."""
+    """Java's client offers HTTP/2 with every request."""
     body = b'{"a":1}'
     request = b"POST /v1/notifications HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
     request += b"Upgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAoAAAAAIAAAAA\r\nContent-Length: 7\r\n\r\n"
@@ -266,7 +266,7 @@ def test_leaving_in_the_middle_costs_nothing_and_leaves_no_trace(capfd: pytest.C
             b"GET",
             head,
             head + b'{"a":',
-            b"GET /v1/stream?filter=* HTTP/1.1\r\n\r\n",
+            b"GET /v1/stream?filter=* HTTP/1.1\r\nHost: localhost\r\n\r\n",
             upgrade,
             upgrade + b"\r\n",
         ):
@@ -277,7 +277,7 @@ def test_leaving_in_the_middle_costs_nothing_and_leaves_no_trace(capfd: pytest.C
     assert capfd.readouterr().err == ""
 
 
-# Time and number.
+# Timeouts and numbers of connections.
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_stream_outlives_the_time_for_a_request(impatient: BrokerProcess) -> N
         EventStream(impatient.http, "late") as stream,
         WebSocketClient(impatient.http, "late") as messages,
     ):
-        exchange(impatient.http_port, b"")  # as long as a request may take
+        exchange(impatient.http_port, b"")  # takes as long as a request may take
         exchange(impatient.http_port, b"")
         publish(client, {"late": 1})
         assert stream.receive()["notification"] == messages.receive()["notification"] == {"late": 1}
@@ -349,7 +349,7 @@ def test_more_connections_than_allowed_are_refused_until_one_ends() -> None:
             assert publish(again, {"a": 1}).status_code == 200
 
 
-# Chance.
+# Random input.
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -362,7 +362,7 @@ reader = BatchReader()
 
 
 def read(body: bytes) -> None:
-    """What the endpoint does with a body: batches of notifications that keep the rules, or an error with a cure."""
+    """Reads a body as the endpoint does: into batches of valid notifications, or an error with a remedy."""
     try:
         notifications = parse_notifications(body)
         batches = encode_batches(reader, "fuzz", 1, notifications)
@@ -398,7 +398,7 @@ def test_any_damaged_json_is_batches_or_an_error(value: Any, place: int, damage:
 
 REQUESTS = [
     b'POST /v1/notifications HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nConnection: close\r\n\r\n{"NO2":1}',
-    b'POST /v1/notifications HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{"NO2":1}\r\n0\r\n\r\n',
+    b'POST /v1/notifications HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{"NO2":1}\r\n0\r\n\r\n',
     b"POST /v1/notifications HTTP/1.1\r\nHost: localhost\r\nTidegate-Publisher: p\r\nTidegate-Sequence: 1\r\n\r\n",
     b"GET /v1/stream?filter=NO2%3E200&policy=block HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n\r\n",
     (

@@ -1,6 +1,6 @@
-"""A client of a queue that goes away takes nothing with it, whenever it goes.
+"""A client of a queue that disconnects loses no message, whenever it disconnects.
 
-The connections are plain sockets, closed as a crash closes them (a reset) or as a program does that ends (a FIN).
+The connections are plain sockets. They are closed like those of a crash (a reset) or of a program that exits (a FIN).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from http_client import SMALL_BUFFER_BYTES, open_client, publish, wait_until
 from queue_client import QueueClient, post_bytes, send_dequeue
 
 PARKED = 2000
-# Far more than the queues' leases last in these tests: what comes back sooner was given back.
+# A lease much longer than these tests. So a message that is available again was released, and its lease did not expire.
 LONG_S = 600
 
 endings = pytest.mark.parametrize("end", ["fin", "reset"])
@@ -51,12 +51,12 @@ def wait_parked(queue: QueueClient, count: int) -> None:
 
 
 def first_deliveries(messages: list[dict[str, Any]]) -> list[Any]:
-    """The bodies, each of which nobody has got before."""
+    """Returns the bodies, after checking that none was delivered before."""
     assert all(message["delivery"] == 1 for message in messages), messages
     return [message["body"] for message in messages]
 
 
-# While it waits.
+# While the client waits.
 
 
 @endings
@@ -88,7 +88,7 @@ def test_the_next_in_line_is_served_at_once(broker: BrokerProcess, queue: QueueC
 
 
 def read_messages(connection: socket.socket) -> list[dict[str, Any]]:
-    """The messages of an answer, from a connection that stays open."""
+    """Returns the messages of an answer, from a connection that stays open."""
     received = b""
     while b"\r\n\r\n" not in received:
         received += connection.recv(65_536)
@@ -102,7 +102,7 @@ def read_messages(connection: socket.socket) -> list[dict[str, Any]]:
 
 @endings
 def test_who_leaves_as_messages_come_loses_none(broker: BrokerProcess, queue: QueueClient, end: str) -> None:
-    """At any moment around the enqueue. What the broker could not know of is free when its lease ends."""
+    """The client leaves at any moment around the enqueue. If the broker cannot notice it, the lease expires."""
     chance = random.Random(3)
     for number in range(60):
         connection = send_dequeue(broker.http_port, queue.name, wait_s=60, visibility_s=0.5)
@@ -127,12 +127,12 @@ def read_response(connection: socket.socket) -> bytes:
     return received
 
 
-# While it is answered.
+# While the broker answers.
 
 
 @endings
 def test_who_leaves_before_its_answer_is_read_gives_it_back(end: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """An answer larger than all buffers, in JSON: the broker cannot have handed it over when the client leaves."""
+    """A JSON answer is larger than all buffers, so the broker cannot have sent it completely when the client leaves."""
     with BrokerProcess() as broker, open_client(broker) as own:
         queue = QueueClient(own, physical_queues=1)
         bodies = [f"{i:05}" + "\x01" * 99_995 for i in range(39)]
@@ -160,7 +160,7 @@ def slow_dequeue(port: int, queue: str) -> socket.socket:
 
 @endings
 def test_who_leaves_at_once_gets_nothing(broker: BrokerProcess, queue: QueueClient, end: str) -> None:
-    """The request and the end of the connection come together; there are messages, so there is nothing to wait for."""
+    """The request and the end of the connection arrive together. There are messages, so the request need not wait."""
     queue.enqueue(*range(20))
     for _ in range(20):
         leave(send_dequeue(broker.http_port, queue.name, max=1, visibility_s=1), end)
@@ -175,13 +175,13 @@ def test_who_leaves_at_once_gets_nothing(broker: BrokerProcess, queue: QueueClie
 def test_who_has_its_answer_may_close_at_once_and_keeps_its_lease(
     broker: BrokerProcess, queue: QueueClient, end: str, size: int
 ) -> None:
-    """As a command does that makes one request."""
+    """A command that makes one request does this."""
     for _ in range(15):
         queue.enqueue(*["x" * min(size, 100_000)] * max(1, size // 100_000))
         connection = send_dequeue(broker.http_port, queue.name, visibility_s=LONG_S)
         messages = read_messages(connection)
         leave(connection, end)
-        queue.statistics()  # the broker has heard of the end by now
+        queue.statistics()  # after this the broker has noticed the end
         assert queue.delete(messages) == {"deleted": len(messages), "stale": 0}
 
 
@@ -194,23 +194,22 @@ def test_a_client_that_stays_may_use_its_connection_again(broker: BrokerProcess,
         assert first_deliveries(read_messages(connection)) == [2]
 
 
-# Many.
+# Many clients.
 
 
 def test_requests_that_wait_cost_little() -> None:
     raise_open_files()
     with BrokerProcess() as broker, open_client(broker) as client, contextlib.ExitStack() as opened:
         queue = QueueClient(client)
-        before_bytes, before_s = memory_bytes(broker.pid), cpu_s(broker.pid)
+        before_bytes = memory_bytes(broker.pid)
         for _ in range(PARKED):
             connection = send_dequeue(broker.http_port, queue.name, wait_s=60, max=1)
             opened.enter_context(contextlib.closing(connection))
         wait_parked(queue, PARKED)
         assert (memory_bytes(broker.pid) - before_bytes) / PARKED < 64 * 1024
-        parked_s = cpu_s(broker.pid)
+        misses = queue.statistics()["misses"]
         time.sleep(1)
-        assert cpu_s(broker.pid) - parked_s < 0.5, "requests that wait keep the broker busy"
-        assert parked_s > before_s
+        assert queue.statistics()["misses"] == misses, "requests that wait ask the store again and again"
         assert publish(client, {"still": "served"}).status_code == 200
         queue.enqueue(*range(100))
         wait_parked(queue, PARKED - 100)
@@ -227,8 +226,3 @@ def raise_open_files() -> None:
 
 def memory_bytes(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def cpu_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / 100

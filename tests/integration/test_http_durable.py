@@ -1,4 +1,4 @@
-"""Durable push: a named subscription keeps what comes while its subscriber is away, and while the broker is down.
+"""Durable push: a named subscription keeps notifications while its subscriber is away, and while the broker is down.
 
 Each law holds for server-sent events and for WebSockets.
 """
@@ -33,7 +33,7 @@ def numbers(reader: EventStream | WebSocketClient, count: int) -> list[int]:
 
 
 def publish_numbers(client: httpx.Client, publisher: str, start: int, stop: int) -> None:
-    """Numbered as their sequences."""
+    """Publishes the numbers from `start` to `stop`, each equal to its sequence."""
     body = [{"n": n, "by": publisher} for n in range(start, stop)]
     publish(client, body, publisher, start).raise_for_status()
 
@@ -81,7 +81,7 @@ def test_what_comes_while_nobody_listens_is_kept(
 def test_who_leaves_in_the_middle_loses_nothing(
     broker: BrokerProcess, client: httpx.Client, subscriber: Subscriber
 ) -> None:
-    """What was written to the connection and not read is the network's; the rest comes again."""
+    """Messages that were written to the connection but not read may be lost with it. The rest is delivered again."""
     name = f"middle-{subscriber.__name__}"
     client.post("/v1/subscriptions", json={"name": name, "filter": f"by=={name}"}).raise_for_status()
     for n in range(1, 501):
@@ -139,7 +139,7 @@ def test_two_who_take_share(broker: BrokerProcess, client: httpx.Client, subscri
         subscriber(broker.http, "", name=name) as other,
         ThreadPoolExecutor() as threads,
     ):
-        # One that ends the other's waiting as well: each gets what the other does not.
+        # Both wait at the same time. Each receives what the other does not.
         taken = [threads.submit(take_until_dropped, reader) for reader in (one, other)]
         for n in range(1, 401):
             publish_numbers(client, name, n, n + 1)
@@ -173,13 +173,13 @@ def test_it_is_refused_before_it_begins(
 ) -> None:
     client.post("/v1/subscriptions", json={"name": "taken", "filter": "a"}).raise_for_status()
     query = {"name": name} | ({"filter": text} if text else {})
-    assert code_of(client.get("/v1/stream", params=query)) == code
+    assert code_of(client.post("/v1/stream", params=query)) == code
     with pytest.raises(Rejected) as refused, WebSocketClient(broker.http, text, name=name):
         pass
     assert code_of(refused.value.response) == code
 
 
 def test_a_policy_that_a_queue_cannot_have_is_refused(client: httpx.Client) -> None:
-    response = client.get("/v1/stream", params={"name": "p", "filter": "a", "policy": "disconnect"})
+    response = client.post("/v1/stream", params={"name": "p", "filter": "a", "policy": "disconnect"})
     assert code_of(response) == (422, "Q903")
     assert "policy" in error_of(response)["message"]

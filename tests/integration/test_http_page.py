@@ -1,4 +1,4 @@
-"""The page as it is served: to everybody, whole, never stale, and with a policy under which nothing foreign runs."""
+"""The page is served to everybody, completely, never stale, and with a policy that forbids foreign code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Push over HTTP: live when the answer is there, in order, and a slow reader gets what its policy says.
+"""Push over HTTP: the subscription is live once the answer arrives, deliveries are in order, and a slow reader is
+treated by its policy.
 
 Each law holds for server-sent events and for WebSockets. The kernel and uvicorn buffer some megabytes for a reader
-that does not read, so these tests publish until the broker's metrics show what they are about.
+that does not read, so these tests publish until the broker's metrics show the situation under test.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def client(broker: BrokerProcess) -> Iterator[httpx.Client]:
 
 
 class Flood:
-    """Big notifications of one publisher, numbered from 1 in `big_number`."""
+    """Large notifications of one publisher, numbered from 1 in `big_number`."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
         self.published = 0
 
     def send(self) -> httpx.Response:
-        """One request; what is refused is not counted, so `send` sends it again."""
+        """Sends one request. A refused request does not count, so that the next `send` repeats it."""
         first = self.published + 1
         body = [{"number": first + i, "big": BIG} for i in range(BATCH)]
         response = publish(self._client, body, "flood", first)
@@ -60,13 +61,13 @@ class Flood:
             assert self.published < 10_000, "a reader that does not read has taken 200 MB"
 
     def finish(self) -> int:
-        """Publishes the end of the flood; how many notifications there were in all."""
+        """Publishes the end of the flood, and returns the total number of notifications."""
         publish(self._client, LAST, "flood", self.published + 1).raise_for_status()
         return self.published + 1
 
 
 def until_last(reader: EventStream | WebSocketClient) -> tuple[list[int], int]:
-    """What a reader gets until the end of the flood: the numbers, and how many are missing by its own account."""
+    """Reads until the end of the flood. Returns the numbers received, and how many the reader was told it missed."""
     numbers: list[int] = []
     missing = 0
     for event in reader:
@@ -180,12 +181,12 @@ def test_a_slow_reader_that_leaves_ends_its_subscription(subscriber: Subscriber)
         wait_for_metric(client, "outbox_bytes", 0)
 
 
-# Being slow.
+# Slow readers.
 
 
 @pytest.fixture
 def strict_broker() -> Iterator[BrokerProcess]:
-    """Outboxes are small, and a subscriber may block for long."""
+    """Runs a broker with small outboxes, where a subscriber may block for long."""
     with BrokerProcess("--outbox-notifications-max", "100", "--block-s", "60") as process:
         yield process
 
@@ -248,7 +249,7 @@ def test_block_makes_the_publisher_wait_and_loses_nothing(strict_broker: BrokerP
 
 
 def send_until_it_waits(flood: Flood, client: httpx.Client, threads: ThreadPoolExecutor) -> Future[httpx.Response]:
-    """Publishes until a blocking subscriber holds up a request; that request."""
+    """Publishes until a blocking subscriber delays a request, and returns that request."""
     request = threads.submit(flood.send)
     wait_until(lambda: request.done() or metrics(client)["outboxes_blocked"] == 1)
     if not request.done():
@@ -311,7 +312,7 @@ def test_a_publisher_that_is_taken_over_does_not_end_the_others(strict_broker: B
 
 
 def take_over(broker: BrokerProcess, publisher: str) -> None:
-    """Says HELLO on the native port with the name of a publisher."""
+    """Sends HELLO on the native port with the name of a publisher."""
     with socket.create_connection(("127.0.0.1", broker.native_port), 10) as connection:
         connection.sendall(encode_frame(Kind.HELLO, Hello(publisher=publisher)))
         assert len(connection.recv(HEADER_BYTES)) == HEADER_BYTES
@@ -329,7 +330,7 @@ def test_a_blocking_subscriber_that_stays_away_is_disconnected() -> None:
         assert end["error"]["code"] == "L603"
 
 
-# Going down.
+# Shutdown.
 
 
 @both
@@ -381,7 +382,7 @@ def test_a_broker_that_goes_down_takes_no_more() -> None:
         published = flood.finish()
         broker.send(signal.SIGTERM)
         wait_until(lambda: not is_ready(publishing))
-        with contextlib.suppress(httpx.TransportError):  # when it no longer listens
+        with contextlib.suppress(httpx.TransportError):  # once it no longer listens
             assert code_of(publish(publishing, {"big": "late"})) == (503, "U702")
         assert until_last(slow) == (list(range(1, published)), 0)
         assert list(slow) == []

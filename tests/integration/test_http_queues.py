@@ -1,4 +1,4 @@
-"""Queues over HTTP: what is enqueued is delivered until it is deleted, and held requests are woken."""
+"""Queues over HTTP: enqueued messages are delivered until they are deleted, and held requests are woken."""
 
 from __future__ import annotations
 

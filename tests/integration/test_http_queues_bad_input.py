@@ -1,4 +1,4 @@
-"""Whatever is sent to a queue, the answer is an error with a cure; nothing that was accepted is lost by it."""
+"""Whatever is sent to a queue, the answer is an error with a remedy, and no accepted message is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from queue_client import QueueClient, post_bytes
 
-from tidegate.listeners.json_message import LEVELS_MAX, body_json
+from tidegate.listeners.http.json_message import LEVELS_MAX, body_json
 from tidegate.messages import MESSAGE_BYTES_MAX
 
 ACTIONS = ("messages", "dequeue", "delete", "extend", "release", "redrive", "physical/0/delete-below")
@@ -39,7 +39,7 @@ def client(broker: BrokerProcess) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def queue(broker: BrokerProcess, client: httpx.Client) -> Iterator[QueueClient]:
-    """A queue with some messages, of which one is leased: after the test they are all there, and deleted once."""
+    """Yields a queue with some messages, one of them leased. Checks after the test that all exist, and deletes them."""
     queue = QueueClient(client)
     queue.enqueue(*KEPT)
     leased = queue.dequeue(max=1)
@@ -100,7 +100,7 @@ def test_a_bad_filter_is_refused_with_its_column(client: httpx.Client) -> None:
     for response in (
         client.put("/v1/queues/unmade", json={"filter": "NO2>"}),
         client.post("/v1/subscriptions", json={"name": "unmade", "filter": "NO2>"}),
-        client.get("/v1/stream", params={"name": "unmade", "filter": "NO2>"}),
+        client.post("/v1/stream", params={"name": "unmade", "filter": "NO2>"}),
     ):
         assert code_of(response) == (400, "F102")
         assert error_of(response)["column"] >= 1
@@ -288,7 +288,7 @@ def test_receipts_of_one_queue_are_stale_in_another(client: httpx.Client, queue:
     assert other.delete([message]) == {"deleted": 1, "stale": 0}
 
 
-# Bodies that came by other ways.
+# Bodies from other protocols.
 
 
 @given(st.binary(max_size=60))
@@ -302,7 +302,7 @@ def test_receipts_of_one_queue_are_stale_in_another(client: httpx.Client, queue:
 @example(b"\x82\xa11\x01\x01\x02")
 @settings(max_examples=300, deadline=None)
 def test_any_message_pack_becomes_json(body: bytes) -> None:
-    """Whatever a native client has enqueued can be taken over HTTP."""
+    """A message that a native client has enqueued can always be taken over HTTP."""
     json.loads(bytes(body_json(msgspec.Raw(body))))
 
 

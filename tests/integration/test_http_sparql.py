@@ -1,4 +1,4 @@
-"""`/v1/sparql` of a real broker: the SPARQL 1.1 Protocol, what it refuses, and the load that it tells."""
+"""`/v1/sparql` of a real broker: the SPARQL 1.1 Protocol, its refusals, and the load that it reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from http_client import code_of, open_client
 from openapi_spec_validator import validate
 from ssap_world import Kp, masks, triples_of
 
-from tidegate.listeners.http_sparql import FORM, LOAD_HEADERS
+from tidegate.listeners.http.sparql import FORM, LOAD_HEADERS
 
 QUERY, UPDATE = "application/sparql-query", "application/sparql-update"
 JSON = "application/sparql-results+json"
@@ -158,7 +158,7 @@ def test_documents_that_are_refused(client: httpx.Client, kind: str, body: bytes
 
 
 def test_whatever_is_sent_is_answered(client: httpx.Client) -> None:
-    """Texts that somebody has cut, doubled and spoilt."""
+    """The texts are cut, duplicated and damaged."""
     seed = random.randrange(1 << 30)
     chance = random.Random(seed)
     texts = {
@@ -182,7 +182,7 @@ def test_whatever_is_sent_is_answered(client: httpx.Client) -> None:
 
 
 def test_a_document_is_one_change(client: httpx.Client) -> None:
-    """In the form that a CONSTRUCT is answered with: what comes out goes in again."""
+    """A document has the form of the answer to a CONSTRUCT, so an answer can be inserted again."""
     update(client, "INSERT DATA { <doc> <is> 'here', <there> }")
     query = {"query": "CONSTRUCT WHERE { <doc> <is> ?o }"}
     document = client.get("/v1/sparql", params=query, headers={"Accept": "application/n-triples"}).content

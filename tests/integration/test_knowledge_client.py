@@ -1,4 +1,4 @@
-"""The blocking client of the knowledge base, when the broker has too much to do."""
+"""The blocking client of the knowledge base, when the broker is overloaded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def count(knowledge: Knowledge) -> int:
 
 
 def insert_until_full(knowledge: Knowledge) -> int:
-    """How many were accepted, before nothing was for a while."""
+    """Inserts until nothing is accepted for a while, and returns how many inserts were accepted."""
     accepted = refusals = 0
     while refusals < 10:
         try:
@@ -49,7 +49,7 @@ def insert_until_full(knowledge: Knowledge) -> int:
 def test_changes_wait_until_the_broker_has_room_and_are_made_once() -> None:
     arguments = ("--publisher-window-bytes", "1", "--outbox-notifications-max", "1")
     with BrokerProcess(*arguments, has_knowledge=True) as broker, open_client(broker) as client:
-        client.put("/v1/queues/full", json={"filter": "s", "messages_max": 1}).raise_for_status()
+        client.put("/v1/queues/full", json={"filter": "s", "messages_max": 1, "block_s": 600}).raise_for_status()
         knowledge = Knowledge(broker.http)
         accepted = insert_until_full(knowledge)
 
@@ -70,7 +70,7 @@ INTEGER = {"datatype": "http://www.w3.org/2001/XMLSchema#integer"}
 
 
 async def next_with(field: str, messages: Iterator[dict[str, Any]]) -> Any:
-    """Of the first message that has it."""
+    """Returns the field of the first message that has it."""
     return await asyncio.to_thread(lambda: next(message[field] for message in messages if field in message))
 
 

@@ -1,5 +1,5 @@
 """The central law: an acknowledged publish reaches every subscription that was acknowledged before it, once, in the
-publisher's order. By many clients at once, by publishers that send again, and with bad notifications among good ones.
+publisher's order. The tests use many clients at once, publishers that resend, and bad notifications among good ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from random_world import Notification, make_random, random_filter, random_notifi
 from raw_client import RawClient, publish
 
 from tidegate import Connection, Delivery, Filter, NotificationError, Subscription, connect
+from tidegate.client import publisher
 from tidegate.frames import Kind, Refusal, Unsubscribe, decode_body, encode_frame
 
 LAST = {"last": True}
@@ -55,7 +56,7 @@ class TestEverySubscriptionGetsExactlyWhatItMatches:
             got = defaultdict(list)
             for delivery in deliveries:
                 got[delivery.publisher.split("-")[0]].append(delivery.notification)
-            got.pop("client", None)  # the sign of the end
+            got.pop("client", None)  # the end marker
             for name, notifications in published.items():
                 assert got[name] == [n for n in notifications if expected_of.matches(n)], text
             assert_in_order(deliveries)
@@ -125,7 +126,8 @@ class TestEverySubscriptionGetsExactlyWhatItMatches:
         run(scenario())
 
     def test_between_its_subscribe_and_its_unsubscribe(self, broker: BrokerProcess) -> None:
-        """While a publisher never stops: nothing from before it was asked for, and all from its acknowledgement on."""
+        """A publisher never stops. The subscriber receives nothing from before its request, and everything after its
+        acknowledgement."""
         acknowledged = 0
 
         async def publish_on(connection: Connection, is_over: asyncio.Event) -> None:
@@ -143,7 +145,7 @@ class TestEverySubscriptionGetsExactlyWhatItMatches:
                     while numbers[-1] < live_from + chance.randint(50, 400):
                         numbers += [d.notification["n"] for d in await subscription.take()]
                     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
-                    # One list is on its way at any time: it may fall on either side.
+                    # One list is in flight at any time. It may be on either side.
                     assert asked_at < numbers[0] <= live_from + 21
 
         async def scenario() -> None:
@@ -188,7 +190,7 @@ class TestEverySubscriptionGetsExactlyWhatItMatches:
 
 
 async def publish_mixed(broker: BrokerProcess, name: str, notifications: list[Notification]) -> None:
-    """In lists, one by one, soon: a publisher's order is that of its calls."""
+    """Publishes in lists, one by one, and without waiting. A publisher's order is that of its calls."""
     chance = random.Random(name)
     async with connect(broker.native, name=name) as connection:
         while notifications:
@@ -202,12 +204,12 @@ async def publish_mixed(broker: BrokerProcess, name: str, notifications: list[No
 
 
 async def waiting(subscription: Subscription) -> list[Delivery]:
-    """What has come so far, none or some."""
+    """Returns the deliveries that have arrived so far, perhaps none."""
     return await subscription.take() if subscription.statistics().waiting else []
 
 
 class TestAPublisherThatSendsAgain:
-    """Raw clients send under the same name and numbers what they do not know to be acknowledged."""
+    """Raw clients resend unacknowledged notifications with the same name and numbers."""
 
     @pytest.mark.parametrize("waits", [True, False], ids=["after the acknowledgement", "before the acknowledgement"])
     def test_is_delivered_once(self, broker: BrokerProcess, waits: bool) -> None:
@@ -230,7 +232,7 @@ class TestAPublisherThatSendsAgain:
             assert got == [(name, n, n) for n in range(1, 102)]
 
     def test_may_overlap_in_any_way(self, broker: BrokerProcess) -> None:
-        """Whatever ranges come again, cut anywhere, in one segment or many: each number arrives once, in order."""
+        """Whatever ranges are resent, cut anywhere, in one segment or many, each number arrives once and in order."""
         chance = make_random()
         with RawClient(broker.native_port) as subscriber:
             subscriber.hello()
@@ -249,7 +251,7 @@ class TestAPublisherThatSendsAgain:
                         if chance.random() < 0.5 and sent > known:
                             publisher.wait_acknowledged(sent)
                         elif sent > known:
-                            # It may be cut with bytes that the broker has not read: they count as not sent.
+                            # It may be cut while the broker has unread bytes. These count as not sent.
                             publisher.send(encode_frame(Kind.PING))
                             publisher.skip_to(Kind.PONG)
                 got = subscriber.take(200)
@@ -266,6 +268,17 @@ class TestAPublisherThatSendsAgain:
             assert client.hello("told").acknowledged == 2
         with RawClient(broker.native_port) as client:
             assert client.hello("another").acknowledged == 0
+
+    def test_is_acknowledged_again_though_it_ignores_the_welcome(self, broker: BrokerProcess) -> None:
+        """Otherwise a client whose acknowledgements were lost would wait forever."""
+        batch = publish(1, *({"ignored": n} for n in range(10)))
+        for _connection in range(2):
+            with RawClient(broker.native_port) as publisher:
+                publisher.hello("ignores-welcome")
+                publisher.send(batch)
+                publisher.wait_acknowledged(10)
+                publisher.send(publish(4, {"ignored": 3}))
+                publisher.wait_acknowledged(4)
 
     def test_takes_over_from_its_half_open_connection(self, broker: BrokerProcess) -> None:
         with RawClient(broker.native_port) as subscriber, RawClient(broker.native_port) as first:
@@ -388,6 +401,20 @@ class TestABadNotification:
                 with pytest.raises(NotificationError, match="N208"):
                     await connection.flush()
                 await connection.flush()
+
+        run(scenario())
+
+    def test_is_remembered_for_the_next_flush_with_a_bounded_number_of_others(
+        self, broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(publisher, "REFUSALS_REMEMBERED_MAX", 5)
+
+        async def scenario() -> None:
+            async with connect(broker.native) as connection:
+                for _ in range(40):
+                    await connection.publish_soon({"n": NOT_A_NUMBER})
+                with pytest.raises(NotificationError, match=": 5 notifications refused"):
+                    await connection.flush()
 
         run(scenario())
 

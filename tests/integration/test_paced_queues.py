@@ -1,4 +1,4 @@
-"""Programs that a full queue refuses come back by themselves, without knocking all the time."""
+"""Programs that a full queue refuses retry by themselves, at a moderate pace."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_put_gives_up_when_its_time_is_over(broker: BrokerProcess) -> None:
 
 
 def test_a_consumer_that_is_refused_comes_back(broker: BrokerProcess) -> None:
-    """A connection has at most so many requests open: a loop that asks beyond is told to come back."""
+    """The number of open requests per connection is bounded. A loop that exceeds it is told to retry."""
 
     async def scenario() -> None:
         async with connect(broker.native) as connection:

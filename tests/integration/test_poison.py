@@ -1,6 +1,6 @@
-"""A message that makes its consumer fail ends among the dead letters by itself; its neighbours are worked on.
+"""A message that makes its consumer fail becomes a dead letter by itself, and its neighbours are processed.
 
-The consumer is a program as people write them: it takes batches, and when one message fails the whole batch fails.
+The consumer is a typical program: it takes batches, and if one message fails the whole batch fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ COUNT = 60
 
 
 async def work_until_nothing_is_left(broker: Connection, name: str, tried: Counter[int]) -> set[int]:
-    """What was worked on. A batch with a poison message in it is released as a whole."""
+    """Processes batches until the queue is empty, and returns the processed messages. A batch with a poison message is
+    released as a whole."""
     queue = broker.queue(name)
     done: set[int] = set()
     while messages := await queue.take(max=20, wait_s=0.3):
@@ -61,7 +62,7 @@ def test_poison_condemns_none_of_its_neighbours(broker: BrokerProcess, max_deliv
 
 
 def test_a_consumer_that_dies_with_a_batch_condemns_nobody(broker: BrokerProcess) -> None:
-    """It never settles anything: the leases of its batches end, again and again."""
+    """It never settles anything, so the leases of its batches expire again and again."""
 
     async def scenario() -> None:
         async with connect(broker.native) as connection:

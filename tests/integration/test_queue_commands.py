@@ -1,4 +1,4 @@
-"""`tidegate queue` and `tidegate sub --name`, from outside: what they print, what they leave behind, how they end."""
+"""`tidegate queue` and `tidegate sub --name`, from outside: their output, their effects, and their exit codes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class TestQueue:
         for _ in range(2):
             put = queue(broker, "put", name, "-", "--device", "d", "--sequence", "1", stdin="1\n2\n3\n")
             assert put.lines == [{"accepted": 3}]
-        assert "3 of them were there already" in put.err
+        assert "3 of them were duplicates" in put.err
         assert stats(broker, name)["messages"] == 3
 
     @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ class TestQueue:
         assert [line["delivery"] for line in queue(broker, "take", name).lines] == [2, 2]
         empty = queue(broker, "take", name, "--wait", "0.1")
         assert (empty.code, empty.out) == (0, "")
-        assert "nothing in" in empty.err
+        assert "no message in" in empty.err
 
     def test_list_stats_redrive_and_drop(self, broker: BrokerProcess, name: str) -> None:
         queue(broker, "put", name, "1")
@@ -131,7 +131,7 @@ class TestQueue:
     def test_people_get_tables(self, broker: BrokerProcess, name: str) -> None:
         queue(broker, "put", name, '{"escape": "\\u001b[2J"}')
         for arguments, words in (
-            (("list",), "1 messages   wakeup"),
+            (("list",), "1 messages    0 % full   wakeup"),
             (("stats", name), "hit_rate"),
             (("take", name), '{"escape":"\\u001b[2J"}'),
         ):
@@ -209,7 +209,7 @@ class TestSubByName:
     def test_goes_on_where_it_ended(self, broker: BrokerProcess) -> None:
         name = f"s-{secrets.token_hex(6)}"
         with Running("sub", "n", "--name", name, "--count", "1", "--address", broker.native) as running:
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             with connect_sync(broker.native) as connection:
                 connection.publish([{"n": 1}, {"n": 2}, {"n": 3}])
             assert [line["notification"] for line in running.finish().lines] == [{"n": 1}]
@@ -226,7 +226,7 @@ class TestSubByName:
     def test_interrupted_has_what_it_printed_and_not_more(self, broker: BrokerProcess) -> None:
         name = f"s-{secrets.token_hex(6)}"
         with Running("sub", "n", "--name", name, "--address", broker.native) as running:
-            running.wait_for_note("Ctrl-C ends\n")
+            running.wait_for_note("press Ctrl-C to stop\n")
             with connect_sync(broker.native) as connection:
                 connection.publish([{"n": 1}, {"n": 2}])
                 running.wait_for('{"n":2}')

@@ -1,6 +1,7 @@
-"""Logical queues against a plain model, for both stores: nothing lost, nothing twice while leased, groups in order.
+"""Logical queues against a plain model, for both stores: no message is lost or delivered twice while leased, and groups
+are in order.
 
-Time does not pass in the model: a visibility of 0 is over at once, one of ten minutes never is.
+Time does not pass in the model: a visibility of 0 expires immediately, and one of ten minutes never does.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ visibilities = st.sampled_from([0.0, LONG_S])
 
 @dataclass
 class Message:
-    """What the model knows of a message. It was delivered `least` to `most` times: more than one number only after a
-    store has forgotten what it need not keep. `receipt` is that of its lease; a delayed one has none and is hidden."""
+    """A message in the model. It was delivered `least` to `most` times. The two differ only after a store has forgotten
+    counts that it need not keep. `receipt` belongs to its lease; a delayed message is hidden and has no receipt."""
 
     group: str
     physical: int = 0
@@ -55,7 +56,7 @@ class Message:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """One queue `q` with its dead letters; subclasses say in which world."""
+    """One queue `q` with its dead letters. Subclasses choose the world."""
 
     leases_survive = True
 
@@ -95,7 +96,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(count=counts, group=groups, name=named)
     def enqueue(self, count: int, group: str, name: tuple[str, int]) -> None:
-        # A group's messages go to its physical queue whatever their names: a name is of one group.
+        # Messages of a group go to its physical queue, so a name must belong to one group only.
         device, first = name[0] and name[0] + group, name[1]
         messages: list[NewMessage] = []
         duplicates = 0
@@ -115,7 +116,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(count=counts, visibility_s=visibilities)
     def dequeue(self, count: int, visibility_s: float) -> None:
-        # A reply that is put together from several leases may have a message twice, when the first ones are over.
+        # A reply from several leases may have a message twice, if the first leases have expired.
         count = count if visibility_s else 1
         found: list[Leased] = self.run(
             self.queues.dequeue(Dequeue("q", max=count, wait_s=0.0, visibility_s=visibility_s))
@@ -192,7 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule()
     def reopen(self) -> None:
-        """The broker ends and another takes its place."""
+        """Ends the broker and starts another in its place."""
         self.run(self.queues.close())
         self.open()
         if self.leases_survive:
@@ -200,7 +201,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.receipts = []
         for message in self.live.values():
             message.receipt, message.is_hidden = "", False
-            # First deliveries are known by and large, and what was given back may count after all.
+            # After this, first deliveries are known only approximately, and a returned message may count as delivered.
             message.least = message.least if message.least > 1 else 0
             message.most = max(message.most, message.highest, 1)
             message.highest = message.most
@@ -213,22 +214,22 @@ class QueueMachine(RuleBasedStateMachine):
         for physical, messages in enumerate(kept):
             expected = sorted((each.sequence, body) for body, each in self.live.items() if each.physical == physical)
             assert [(each.sequence, body_of(each)) for each in messages] == expected
-        levels = self.run(self.store.levels("q"))
+        levels = self.run(self.store.queue("q").levels())
         for physical, level in enumerate(levels):
             there = [each for each in self.live.values() if each.physical == physical]
             assert level.messages == len(there)
             assert level.leased == sum(is_held(each) for each in there)
             assert level.waiting <= len(there) - level.leased
-        assert sum(level.messages for level in self.run(self.store.levels("q.dead"))) == len(self.dead)
+        assert sum(level.messages for level in self.run(self.store.queue("q.dead").levels())) == len(self.dead)
 
-    # Inside.
+    # Internals.
 
     def read(self, name: str, physical: int) -> list[Kept]:
         found: list[Kept] = self.run(self.queues.read(name, physical, 0, 1 << 40, 10_000))
         return found
 
     def learn_places(self) -> None:
-        """Messages that are new in the queue have a place from now on, behind all others of their group."""
+        """Gives new messages a place in the queue, after all others of their group."""
         for physical in range(PHYSICAL_QUEUES):
             for kept in self.read("q", physical):
                 message = self.live[body_of(kept)]
@@ -237,13 +238,13 @@ class QueueMachine(RuleBasedStateMachine):
                 message.physical, message.sequence = physical, kept.sequence
 
     def learn_dead_letters(self) -> None:
-        """Those that are delivered too often; LMDB moves them while the consumer has its answer already."""
-        total = self.store.counts("q").dead_lettered
+        """Finds messages that were delivered too often. LMDB moves them after it has answered the consumer."""
+        total = self.store.queue("q").counts().dead_lettered
         expected = len(self.dead) + total - self.dead_lettered
         self.dead_lettered = total
 
         async def wait() -> None:
-            while sum(level.messages for level in await self.store.levels("q.dead")) != expected:
+            while sum(level.messages for level in await self.store.queue("q.dead").levels()) != expected:
                 await asyncio.sleep(0.001)
 
         self.run(wait())
@@ -264,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
         return not is_held(message) and message.group not in held_groups
 
     def check_groups(self, found: list[Message]) -> None:
-        """Of each group, the first messages that there are, in order."""
+        """Checks that the messages of each group are its first ones, in order."""
         for group in {each.group for each in found if each.group}:
             sequences = [each.sequence for each in found if each.group == group]
             there = sorted(each.sequence for each in self.live.values() if each.group == group)
@@ -275,7 +276,7 @@ class QueueMachine(RuleBasedStateMachine):
         return list(chosen)
 
     def settle(self, action: str, receipts: list[str], **times: float) -> list[int]:
-        """The messages whose receipts were good."""
+        """Settles receipts, and returns the messages whose receipts were valid."""
         good = [body for body, each in self.live.items() if each.receipt in receipts]
         done = self.run(self.queues.settle(Settle("q", action, receipts, **times)))
         assert (done.done, done.stale) == (len(good), len(receipts) - len(good))

@@ -1,6 +1,7 @@
-"""A tiny run of the evaluation on a real broker, over LMDB and over Redis: every message arrives, all is written.
+"""A tiny run of the evaluation on a real broker with LMDB and with Redis: every message arrives, and the report is
+complete.
 
-Its figures say nothing, and none is asserted."""
+Its figures are meaningless, and none is asserted."""
 
 from __future__ import annotations
 
@@ -9,12 +10,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.evaluation.queues_load import Times
-from tidegate.evaluation.queues_measured import LOADS, VARIANTS, Extent, write_chapter
+from tidegate_lab.queues.load import Times
+from tidegate_lab.queues.measured import LOADS, VARIANTS, Extent, write_chapter
 
 TINY = Extent(Times(warm_up_s=0.05, measured_s=0.2), repetitions=1)
 
 
+@pytest.mark.evaluation
 @pytest.mark.timeout(240)
 def test_a_tiny_run_measures_every_method_on_both_stores_and_loses_nothing(tmp_path: Path) -> None:
     chapter = write_chapter(tmp_path, TINY)

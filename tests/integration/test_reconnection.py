@@ -1,4 +1,5 @@
-"""Links break and brokers crash; programs go on. What is acknowledged is delivered once, and losses are marked."""
+"""Links break and brokers crash, but programs continue. Acknowledged notifications are delivered once, and losses are
+marked."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from bad_network import CuttingProxy
+from bad_network import CuttingProxy, Forwarder
 from broker_checks import assert_in_order, run, take
 from broker_process import BrokerProcess
 from random_world import make_random
@@ -19,13 +20,13 @@ from tidegate import Connection, Delivery, NotAllowed, Subscription, connect, co
 
 @pytest.fixture
 def mortal() -> Iterator[BrokerProcess]:
-    """A broker of this test alone, to be killed."""
+    """Runs a broker for one test, which may kill it."""
     with BrokerProcess() as process:
         yield process
 
 
 async def publish_until(connection: Connection, is_over: asyncio.Event) -> int:
-    """Publishes 1, 2, 3 … in small lists; returns how many are acknowledged at the end."""
+    """Publishes 1, 2, 3 … in small lists, and returns how many are acknowledged at the end."""
     published = 0
     while not is_over.is_set():
         await connection.publish([{"n": published + at} for at in range(1, 11)])
@@ -40,7 +41,7 @@ async def collect(subscription: Subscription, deliveries: list[Delivery]) -> Non
 
 
 def assert_gaps_are_marked(deliveries: list[Delivery]) -> None:
-    """A number is missing only where the subscription says that it was reconnected."""
+    """Checks that a number is missing only where the subscription reports a reconnection."""
     assert_in_order(deliveries)
     for before, after in pairwise(deliveries):
         if after.notification["n"] != before.notification["n"] + 1:
@@ -54,7 +55,7 @@ class TestABrokerThatIsKilled:
             is_over = asyncio.Event()
 
             async def crash() -> None:
-                """Only when the subscriber is seen to be served."""
+                """Kills the broker, but only once the subscriber is served."""
                 seen = len(deliveries)
                 while len(deliveries) < seen + 100:
                     await asyncio.sleep(0.01)
@@ -75,7 +76,7 @@ class TestABrokerThatIsKilled:
                     await asyncio.sleep(0.01)
                 is_over.set()
                 published = await publishing
-                # What is acknowledged while the subscriber is back is delivered, to the last.
+                # Everything acknowledged after the subscriber is back is delivered.
                 while deliveries[-1].notification["n"] < published:
                     await asyncio.sleep(0.01)
                 collecting.cancel()
@@ -104,7 +105,7 @@ class TestABrokerThatIsKilled:
             async with connect(mortal.native) as connection, connection.subscribe("n"):
                 await connection.publish({"n": 1})
                 await asyncio.to_thread(mortal.kill)
-                await asyncio.sleep(0.2)  # for the links to notice
+                await asyncio.sleep(0.2)  # so that the links notice
 
         run(scenario())
 
@@ -138,7 +139,7 @@ class TestABrokerThatIsKilled:
             run(scenario())
 
     def test_and_leaves_a_mute_stranger_on_its_port_is_found_again(self, mortal: BrokerProcess) -> None:
-        """A connection that is accepted and never answered is given up, and the next one tried."""
+        """A client abandons a connection that is accepted but never answered, and tries the next one."""
 
         async def scenario() -> None:
             async with (
@@ -159,7 +160,7 @@ class TestABrokerThatIsKilled:
 
 class TestALinkThatIsCut:
     def test_of_a_publisher_costs_nothing(self, broker: BrokerProcess) -> None:
-        """Cut anywhere, before or after acknowledgements: everything arrives once, in order."""
+        """Links are cut anywhere, before or after acknowledgements. Everything arrives once and in order."""
 
         async def scenario() -> None:
             async with (
@@ -237,3 +238,36 @@ def test_a_subscription_asked_for_while_the_broker_is_away_begins_when_it_is_bac
             assert (await anext(early)).reconnected is True
 
     run(scenario())
+
+
+def test_a_publisher_that_is_held_back_and_loses_its_link_goes_on() -> None:
+    """The broker does not read a blocked publisher, so it notices the lost socket only when the publisher is back."""
+    count = 400
+    flags = ("--publisher-window-bytes", "4096", "--outbox-notifications-max", "10", "--block-s", "60")
+
+    async def scenario(broker: BrokerProcess) -> None:
+        async with (
+            Forwarder(broker.native) as network,
+            connect(network.address) as publisher,
+            connect(broker.native) as reader,
+            reader.subscribe("n", policy="block") as subscription,
+        ):
+            publishing = asyncio.create_task(publish_all(publisher, count))
+            while not subscription.statistics().received:
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                await asyncio.sleep(0.2)
+                network.cut_all()
+            deliveries = await take(subscription, count)
+            await publishing
+            assert [delivery.notification["n"] for delivery in deliveries] == list(range(count))
+
+    with BrokerProcess(*flags) as broker:
+        run(scenario(broker))
+        assert broker.terminate() == 0
+
+
+async def publish_all(publisher: Connection, count: int) -> None:
+    """Publishes one after another, each after the acknowledgement of the one before."""
+    for n in range(count):
+        await publisher.publish({"n": n, "text": "x" * 900})

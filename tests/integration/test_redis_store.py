@@ -1,9 +1,8 @@
-"""What only the store in Redis can: several brokers at once, and a Redis that goes away, is full, or promises less."""
+"""Laws of the Redis store only: several brokers at once, and a Redis that is down, full, or less durable."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,9 +13,11 @@ from store_worlds import LONG_S, RedisWorld, bodies, entry, eventually, opened, 
 
 from tidegate.errors import ConfigError, ConflictingQueue, NoSuchQueue, QueueError, Unavailable
 from tidegate.messages import Dequeue, Settle
+from tidegate.queues import dequeue_controller
 from tidegate.queues.definition import Definition, parse_settings
 from tidegate.queues.enqueue_controller import make_message
 from tidegate.queues.logical_queues import LogicalQueues
+from tidegate.queues.stores import redis_link, redis_listener
 from tidegate.queues.stores.redis_store import RedisStore
 
 
@@ -41,9 +42,17 @@ def law(check: Callable[[RedisProcess], Coroutine[Any, Any, None]]) -> Callable[
     return test
 
 
+@pytest.fixture
+def without_safety_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disables the checks that would find a message after a lost wake-up, so that such a request waits in vain."""
+    monkeypatch.setattr(dequeue_controller, "SAFETY_CHECK_S", LONG_S)
+    for module in (redis_listener, redis_link):
+        monkeypatch.setattr(module, "BLOCK_MS", int(1000 * LONG_S))
+
+
 @asynccontextmanager
 async def brokers(redis: RedisProcess, count: int = 2, **settings: Any) -> AsyncIterator[list[LogicalQueues]]:
-    """Several on one Redis, which all know of a queue `q`."""
+    """Yields several brokers on one Redis, which all know a queue `q`."""
     made = [LogicalQueues(RedisStore(redis.url)) for _ in range(count)]
     for each in made:
         await each.open()
@@ -76,7 +85,7 @@ async def test_no_two_brokers_lease_the_same_message(redis: RedisProcess) -> Non
             found: list[int] = []
             while granted := await take(each, 7):
                 found += bodies(granted)
-                assert await each.delete("q", receipts(granted)) == len(granted)
+                assert await each.queue("q").delete(receipts(granted)) == len(granted)
             return found
 
         parts = await asyncio.gather(*(consume(each) for each in (store, other, store, other)))
@@ -84,19 +93,19 @@ async def test_no_two_brokers_lease_the_same_message(redis: RedisProcess) -> Non
         assert all(part == sorted(part) for part in parts)
 
 
+@pytest.mark.usefixtures("without_safety_checks")
 @law
 async def test_messages_from_another_broker_wake_a_held_request_at_once(redis: RedisProcess) -> None:
     async with brokers(redis) as [one, other]:
         for n in range(5):
             held = asyncio.create_task(other.dequeue(Dequeue("q", wait_s=20.0)))
             await asyncio.sleep(0.05)
-            began_s = time.monotonic()
             await one.enqueue("q", [make_message(n)])
             [message] = await held
-            assert time.monotonic() - began_s < 2, "sooner than any safety check"
             await one.settle(Settle("q", "delete", [message.receipt]))
 
 
+@pytest.mark.usefixtures("without_safety_checks")
 @law
 async def test_what_one_broker_releases_wakes_another_at_once(redis: RedisProcess) -> None:
     async with brokers(redis, physical_queues=1) as [one, other]:
@@ -104,21 +113,18 @@ async def test_what_one_broker_releases_wakes_another_at_once(redis: RedisProces
         [message] = await one.dequeue(Dequeue("q", wait_s=5.0))
         held = asyncio.create_task(other.dequeue(Dequeue("q", wait_s=20.0)))
         await asyncio.sleep(0.05)
-        began_s = time.monotonic()
         await one.settle(Settle("q", "release", [message.receipt]))
         [again] = await held
-        assert time.monotonic() - began_s < 2
         assert again.delivery == 2
 
 
+@pytest.mark.usefixtures("without_safety_checks")
 @law
 async def test_a_short_lease_of_one_broker_that_ends_wakes_another(redis: RedisProcess) -> None:
     async with brokers(redis, physical_queues=1) as [one, other]:
         await one.enqueue("q", [make_message(1)])
         await one.dequeue(Dequeue("q", wait_s=5.0, visibility_s=0.2))
-        began_s = time.monotonic()
         [again] = await other.dequeue(Dequeue("q", wait_s=20.0))
-        assert time.monotonic() - began_s < 2
         assert again.delivery == 2
 
 
@@ -165,7 +171,7 @@ async def test_a_broker_that_dies_takes_no_lease_with_it(redis: RedisProcess) ->
         [kept] = await take(store, visibility_s=LONG_S)
     async with opened(RedisWorld(redis)) as successor:
         assert await take(successor) == []
-        assert await successor.delete("q", [kept.receipt]) == 1
+        assert await successor.queue("q").delete([kept.receipt]) == 1
 
 
 @law
@@ -179,7 +185,7 @@ async def test_what_is_leased_for_a_caller_who_has_gone_is_given_back(redis: Red
             await leasing
 
         async def is_free() -> bool:
-            [level] = await store.levels("q")
+            [level] = await store.queue("q").levels()
             return level.leased == 0
 
         await asyncio.sleep(0.05)
@@ -200,7 +206,7 @@ async def test_a_bound_holds_for_each_physical_queue_in_equal_parts(redis: Redis
 @law
 async def test_all_keys_of_a_queue_and_of_its_dead_letters_share_a_tag_and_go_with_it(redis: RedisProcess) -> None:
     async with with_queue(RedisWorld(redis), max_deliveries=1) as store:
-        await store.enqueue("q", {0: [entry(1, "g", b"1" * 16), entry(2, "g")]})
+        await store.queue("q").enqueue({0: [entry(1, "g", b"1" * 16), entry(2, "g")]})
         await take(store, visibility_s=0)
         await take(store)
         with redis.client() as client:
@@ -211,7 +217,7 @@ async def test_all_keys_of_a_queue_and_of_its_dead_letters_share_a_tag_and_go_wi
             assert set(client.scan_iter()) == {b"tidegate:changes"}
 
 
-# A Redis that goes away, is full, or promises less.
+# A Redis that is down, full, or less durable.
 
 
 def test_the_store_fails_while_redis_is_away_and_goes_on_when_it_is_back() -> None:
@@ -244,7 +250,7 @@ def test_a_redis_that_has_lost_everything_gets_its_queues_back() -> None:
             async def is_there() -> bool:
                 async with opened(RedisWorld(redis)) as store:
                     try:
-                        return [level.messages for level in await store.levels("q")] == [0] * 4
+                        return [level.messages for level in await store.queue("q").levels()] == [0] * 4
                     except NoSuchQueue:
                         return False
 
@@ -266,11 +272,11 @@ async def test_a_full_redis_refuses_messages_and_lets_consumers_empty_it(redis: 
                 with pytest.raises(Unavailable, match="U707"):
                     await put(store, "y")
                 granted = await take(store)
-                assert await store.extend("q", receipts(granted), LONG_S) == 100
-                assert await store.delete("q", receipts(granted)) == 100
+                assert await store.queue("q").extend(receipts(granted), LONG_S) == 100
+                assert await store.queue("q").delete(receipts(granted)) == 100
             finally:
                 client.config_set("maxmemory", 0)
-        assert (await store.levels("q"))[0].messages == 0
+        assert (await store.queue("q").levels())[0].messages == 0
         await put(store, "y")
 
 

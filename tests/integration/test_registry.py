@@ -1,8 +1,9 @@
-"""The registry, in LMDB and in Redis: it keeps what the simulated one keeps, for several processes, whatever dies."""
+"""The registry in LMDB and in Redis: it keeps the same as the simulated one, for several processes, whatever dies."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -15,12 +16,12 @@ from elastic_world import SimulatedRegistry
 from redis_process import RedisProcess
 from registry_process import FLOOD_FILTER, RegistryProcess
 
+from tidegate.cluster.registry import Registry, RegistryPoint, open_registry
+from tidegate.cluster.registry.lmdb_registry import IDS_AT_ONCE, LmdbRegistry
+from tidegate.cluster.registry.registry import PART_ENTRIES_MAX
 from tidegate.errors import ConfigError, FencedWriter, Unavailable
 from tidegate.layers.control import Buried, Entry, Fence, ReadShare, Reply, Share, Step, Transaction
 from tidegate.layers.frames import Change, ChangeOk, Outputs
-from tidegate.layers.registry import Registry, RegistryPoint, open_registry
-from tidegate.layers.registry.lmdb_registry import IDS_AT_ONCE, LmdbRegistry
-from tidegate.layers.registry.registry import PART_ENTRIES_MAX
 from tidegate.layers.selector import Configuration
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT
 
@@ -39,7 +40,7 @@ def redis() -> Iterator[RedisProcess]:
 
 @pytest.fixture(params=["lmdb", "redis"])
 def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Of a registry that is empty."""
+    """Returns the address of an empty registry."""
     if request.param == "lmdb":
         return f"lmdb:{tmp_path}"
     redis: RedisProcess = request.getfixturevalue("redis")
@@ -82,12 +83,12 @@ def add(*ids: int, version: int = 1) -> list[Change]:
     return [Change(id_, version, b"filter") for id_ in ids]
 
 
-# What is kept.
+# Stored subscriptions.
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_keeps_what_the_simulated_registry_keeps(address: str, seed: int) -> None:
-    """Also when it is closed and opened again in between."""
+    """This also holds if the registry is closed and reopened in between."""
 
     async def check() -> None:
         chance, model = random.Random(seed), SimulatedRegistry()
@@ -145,7 +146,7 @@ def test_a_fenced_writer_changes_nothing_and_the_others_go_on(address: str) -> N
     asyncio.run(check())
 
 
-# A long write, which a short one would overtake if nothing kept their order.
+# A long write, which a short one would overtake if their order were not kept.
 LONG = [Change(id_, 1, b"x" * 1000) for id_ in range(1000, 4000)]
 
 
@@ -235,7 +236,7 @@ def test_processes_that_write_at_once_leave_the_highest_versions(address: str) -
 
 
 def test_a_fence_holds_against_a_writer_that_does_not_know_of_it(address: str) -> None:
-    """What a read finds after the fence is all there will ever be of that writer, and all that it was told is there."""
+    """A read after the fence finds everything that was acknowledged to that writer, and nothing is added later."""
 
     async def check() -> None:
         with RegistryProcess(address) as process:
@@ -318,7 +319,7 @@ def test_a_redis_that_dies_keeps_what_it_has_acknowledged() -> None:
 
 
 def test_a_write_that_arrives_late_is_refused(redis: RedisProcess) -> None:
-    """As one would that had waited in a network while its writer had sent it again and gone on."""
+    """Such a write was delayed in the network, while its writer resent it and continued."""
 
     async def check() -> None:
         async with opened(redis.url) as earlier, opened(redis.url) as later:
@@ -354,7 +355,7 @@ def test_a_redis_that_may_lose_subscriptions_is_warned_of(caplog: pytest.LogCapt
         ("lmdb:", "C440.*'lmdb:'.*lmdb:DIRECTORY"),
         ("lmdb", "C440.*'lmdb'.*lmdb:DIRECTORY"),
         ("http://me:secret@host", "C440.*'http'.*redis://"),
-        ("redis://me:secret@host:port", "C442.*'host:port'.*redis://"),
+        ("redis://me:secret@host:port", r"C442.*'redis://me:\*\*\*@host:port'.*password in a file"),
     ],
 )
 def test_what_is_no_address_is_refused_with_a_cure(address: str, message: str) -> None:
@@ -367,7 +368,7 @@ def test_a_directory_that_cannot_be_opened_is_refused_with_a_cure(tmp_path: Path
     (tmp_path / "file").write_text("")
 
     async def check() -> None:
-        with pytest.raises(ConfigError, match=r"C441.*file.*give a directory"):
+        with pytest.raises(ConfigError, match=r"C441.*file.*use a local directory"):
             await open_registry(f"lmdb:{tmp_path / 'file'}").open()
 
     asyncio.run(check())
@@ -382,7 +383,7 @@ def test_a_redis_that_is_not_there_is_unavailable() -> None:
 
 
 class Answers:
-    """What a registry point has answered, in order, and nothing else: a mistake of ours fails the test."""
+    """Records the answers of a registry point, in order. An internal error fails the test."""
 
     def __init__(self) -> None:
         self.outputs: Outputs = []
@@ -434,7 +435,7 @@ def law(check: Check) -> Callable[[str], None]:
 async def test_a_burial_removes_what_came_before_it_and_nothing_else(
     point: RegistryPoint, answers: Answers, registry: Registry
 ) -> None:
-    """While others go on changing theirs."""
+    """Other writers continue to change their subscriptions."""
     living, dead = 7 << CONNECTION_POINT_SHIFT, 8 << CONNECTION_POINT_SHIFT
     for number in range(500):
         for connection_point in (living, dead):
@@ -538,9 +539,23 @@ async def test_a_share_with_nothing_in_it_is_told_too_and_a_later_one_takes_the_
     assert await answers.wait("m2", 1) == [Share(later, [], is_last=True)]
 
 
+def test_a_registry_that_was_cut_off_is_refused_with_a_cure(tmp_path: Path) -> None:
+    async def check() -> None:
+        registry = LmdbRegistry(tmp_path)
+        await registry.open()
+        await registry.change("writer", [Change(number, 1, bytes(1000)) for number in range(1, 200)])
+        await registry.close()
+        data = tmp_path / "data.mdb"
+        os.truncate(data, data.stat().st_size // 2)
+        with pytest.raises(ConfigError, match=f"C448.*{tmp_path}.*remove the directory"):
+            await LmdbRegistry(tmp_path).open()
+
+    asyncio.run(check())
+
+
 @contextmanager
 def full_disk(file_bytes_max: int) -> Iterator[None]:
-    """No file of this process may grow beyond that."""
+    """Limits the size of all files of this process."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes_max, hard))
     try:

@@ -1,4 +1,4 @@
-"""An orderly end: what was acknowledged is delivered before the broker goes, and nobody can hold it up for ever."""
+"""Orderly shutdown: acknowledged notifications are delivered before the broker exits, and no client can block it."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ PAYLOAD = bytes(4000)
 
 @pytest.fixture
 def mortal() -> Iterator[BrokerProcess]:
-    """A broker of this test alone, to be ended."""
+    """Runs a broker for one test, which ends it."""
     with BrokerProcess() as process:
         yield process
 
 
 def read_to_the_end(client: RawClient) -> list[int]:
-    """The sequences that still come; the last frame says goodbye."""
+    """Returns the sequences that still arrive. Checks that CLOSING comes after all deliveries."""
     sequences: list[int] = []
     kinds = set()
     while (frame := client.receive()) is not None:
@@ -40,7 +40,7 @@ def read_to_the_end(client: RawClient) -> list[int]:
 
 
 def publish_much(broker: BrokerProcess, name: str, count: int = 4000) -> None:
-    """More than the sockets hold; returns when all is acknowledged."""
+    """Publishes more than the sockets can buffer, and returns when all is acknowledged."""
     with RawClient(broker.native_port) as publisher:
         publisher.hello(name)
         for first in range(1, count, 100):
@@ -55,14 +55,14 @@ def test_what_was_acknowledged_is_delivered_before_the_end(mortal: BrokerProcess
         subscriber.subscribe(1, "n")
         publish_much(mortal, "before")
         mortal.send(number)
-        # Whatever a subscriber says now is not answered; it must not cost it what it has not read.
+        # The broker does not answer a subscriber now. Its input must not cost it the deliveries it has not read.
         subscriber.send(encode_frame(Kind.PING) * 10)
         assert read_to_the_end(subscriber) == list(range(1, 4001))
     assert mortal.wait() == 0
 
 
 def test_a_subscriber_that_publishes_too_gets_all_that_was_acknowledged(mortal: BrokerProcess) -> None:
-    """On one connection: the bytes that the broker does not take any more must not cost the deliveries."""
+    """It uses one connection. Bytes that the broker no longer reads must not cost it deliveries."""
     with RawClient(mortal.native_port) as both:
         both.hello("both")
         both.subscribe(1, "n")
@@ -110,7 +110,7 @@ def test_new_connections_are_refused_while_it_ends(mortal: BrokerProcess) -> Non
 
 def knock_for_ever(port: int) -> None:
     while True:
-        # The listening socket may go while a connection waits in its queue: that one is reset.
+        # If the listening socket closes while a connection waits in its queue, the connection is reset.
         with suppress(ConnectionResetError):
             RawClient(port).socket.close()
 
@@ -125,7 +125,7 @@ def test_programs_go_on_when_the_next_broker_starts(mortal: BrokerProcess) -> No
         ):
             await publisher.publish([{"n": n} for n in range(1000)])
             assert await asyncio.to_thread(mortal.terminate) == 0
-            # Its last word was that everything is delivered.
+            # Its last answer was that everything is delivered.
             deliveries = await take(subscription, 1000)
             assert [delivery.notification["n"] for delivery in deliveries] == list(range(1000))
             waiting = asyncio.create_task(publisher.publish({"n": 1000}))

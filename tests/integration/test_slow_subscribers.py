@@ -1,8 +1,8 @@
-"""A slow subscriber gets what its policy says, and costs the others nothing unless it asked for `block`.
+"""A slow subscriber is treated by its policy, and does not affect others unless its policy is `block`.
 
-The broker keeps 1000 notifications a subscriber here. A program of the client falls behind when it has 10 000 waiting
-and the sockets are full, so the notifications carry a payload: the 5000 that are left are more than the 36 MB that
-sockets on loopback grow to.
+The broker keeps 1000 notifications per subscriber here. A client's program falls behind when it has 10 000 waiting and
+the sockets are full. So the notifications carry a payload: the remaining 5000 are more than the 36 MB that sockets on
+loopback grow to.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def is_last(delivery: Delivery) -> bool:
 
 
 async def flood(connection: Connection, count: int = FLOOD) -> None:
-    """Publishes 0, 1, 2 … and returns when all are acknowledged."""
+    """Publishes 0, 1, 2 …, and returns when all are acknowledged."""
     for start in range(0, count, 500):
         await connection.publish([{"n": n, "$payload": PAYLOAD} for n in range(start, min(start + 500, count))])
     await connection.publish(LAST)
 
 
 async def flood_and_read(connection: Connection, quick: Subscription) -> list[int]:
-    """The same with a subscriber that keeps up, however fast the broker is: each list is read before the next."""
+    """Does the same with a subscriber that keeps up, because it reads each list before the next is published."""
     numbers: list[int] = []
     for start in range(0, FLOOD, 500):
         await connection.publish([{"n": n, "$payload": PAYLOAD} for n in range(start, start + 500)])
@@ -104,7 +104,7 @@ class TestDropOldest:
 
 
 def assert_missed_are_told_in_place(deliveries: list[Delivery]) -> None:
-    """`missed` is the number of those that lack just before the delivery."""
+    """Checks that `missed` is the number of missing notifications just before the delivery."""
     last = -1
     for delivery in deliveries:
         n = delivery.notification["n"]
@@ -113,7 +113,7 @@ def assert_missed_are_told_in_place(deliveries: list[Delivery]) -> None:
 
 
 def read_to_the_last(client: RawClient, last_sequence: int) -> tuple[dict[int, int], dict[int, int]]:
-    """How many a raw client got and missed, by subscription."""
+    """Returns how many notifications a raw client received and missed, by subscription."""
     received, missed = {1: 0, 2: 0}, {1: 0, 2: 0}
     while True:
         frame = client.receive()
@@ -199,7 +199,7 @@ class TestBlock:
                     await wait_load(other, lambda counts: counts["blocked_outboxes"] == 1)
                     await other.publish([{"m": m} for m in range(1000)])
                     assert not publishing.done()
-                    slow.socket.close()  # nobody waits for one who has gone
+                    slow.socket.close()  # the broker does not wait for a client that has left
                     await publishing
 
         run(scenario())
@@ -222,7 +222,7 @@ class TestBlock:
 
 
 def test_a_program_that_publishes_from_its_own_loop_does_not_wait_for_itself(broker: BrokerProcess) -> None:
-    """Far behind, its deliveries are not read any more; its acknowledgements are."""
+    """When it is far behind, it no longer reads deliveries, but still reads acknowledgements."""
 
     async def scenario() -> None:
         async with (

@@ -1,4 +1,4 @@
-"""SPARQL in worker processes: the same answers as in one process, and nothing that comes from outside does harm."""
+"""SPARQL in worker processes: the same answers as in one process, and no input from outside does harm."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from seeds import in_tiers
 from sparql_texts import PROLOGUE, SparqlTexts
 
 from tidegate.errors import KnowledgeError, TidegateError, Unavailable
@@ -28,11 +29,11 @@ from tidegate.knowledge.request_pool import PoolSettings
 from tidegate.knowledge.sparql import QUERY_CHARACTERS_MAX, UPDATE_CHARACTERS_MAX, is_update
 from tidegate.knowledge.sparql_worker import GRACE_S
 from tidegate.knowledge.sparql_workers import SparqlLimits
-from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import Literal, Mask, Masks, Triple, Uri
 
 WAIT_S = 60
 ENDLESS = "{ ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
-TRIPLES = 300  # of a graph in which ENDLESS has no end
+TRIPLES = 300  # enough to make ENDLESS never finish
 
 
 class World:
@@ -83,7 +84,7 @@ def triple(subject: str, value: str = "x") -> Triple:
 
 
 def worker_pids(parent: int | None = None) -> set[int]:
-    """Of the workers that this process, or another one, has started."""
+    """Returns the pids of the workers that this process, or another one, has started."""
     found = set()
     for directory in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -98,6 +99,11 @@ async def fill(world: World, count: int = TRIPLES) -> None:
     await world.do(ChangeJob((), tuple(triple(f"s{number}", str(number)) for number in range(count))))
 
 
+async def evaluated(world: World) -> None:
+    """Waits until no open query is stale."""
+    await until(lambda: world.knowledge.queries.statistics().stale == 0)
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(WAIT_S):
         while not condition():
@@ -109,15 +115,15 @@ def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
     return tmp_path / "graph" if request.param == "disk" else None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", in_tiers(2, 6))
 def test_answers_and_deltas_are_those_of_one_process(
     directory: Path | None, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With odd seeds, workers are given up all the time, as they are behind or nobody asks them."""
+    """With odd seeds, workers are ended frequently, because they are behind or idle."""
     if seed % 2:
         monkeypatch.setattr(sparql_workers, "UNSENT_BYTES", 500)
         monkeypatch.setattr(sparql_workers, "UNSENT_BYTES_MAX", 1500)
-        monkeypatch.setattr(sparql_workers, "CHANGES_UNASKED_MAX", 5)
+        monkeypatch.setattr(sparql_workers, "IDLE_CHANGES_MAX", 5)
     texts, rng, oracle = SparqlTexts(seed), random.Random(seed), Graph()
 
     async def run() -> None:
@@ -126,7 +132,7 @@ def test_answers_and_deltas_are_those_of_one_process(
                 text = texts.update() if rng.random() < 0.5 else texts.query()
                 wanted = in_one_process(oracle, text)
                 got = await world.submit(UpdateJob(text) if is_update(text) else AskJob(SparqlQuery(text)))
-                if "LIMIT" in text and isinstance(wanted, Result):  # which rows are left is not said
+                if "LIMIT" in text and isinstance(wanted, Result):  # it is undefined which rows remain
                     assert len(got.rows) == len(wanted.rows)
                 else:
                     assert comparable(got) == comparable(wanted), text
@@ -152,7 +158,7 @@ def comparable(outcome: Delta | Result | KnowledgeError) -> object:
 
 
 def test_an_answer_shows_every_change_that_was_confirmed_before(directory: Path | None) -> None:
-    """Also when the worker's copy is made in the middle of changes, and with workers that are killed meanwhile."""
+    """This also holds if a worker's copy is made during changes, and if workers are killed meanwhile."""
 
     async def run() -> None:
         confirmed = 0
@@ -166,7 +172,7 @@ def test_an_answer_shows_every_change_that_was_confirmed_before(directory: Path 
 
         async def read(world: World) -> None:
             while confirmed < 400:
-                await asyncio.sleep(0)  # an answer that is known already waits for nothing
+                await asyncio.sleep(0)  # a cached answer waits for nothing
                 least = confirmed
                 answer = await world.submit(AskJob(SparqlQuery("SELECT * { ?s ?p ?o }")))
                 assert len(answer.rows) >= least if isinstance(answer, Result) else answer.code in ("K143", "K144")
@@ -194,7 +200,7 @@ def test_a_query_that_never_ends_is_ended_and_holds_up_nobody(directory: Path | 
             await until(lambda: len(worker_pids()) == 1)
             (pid,) = worker_pids()
             while not endless.done():
-                assert len((await world.do(AskJob((Mask(Uri("http://e/s1")),)))).rows) == 1
+                assert len((await world.do(AskJob(Masks((Mask(Uri("http://e/s1")),))))).rows) == 1
                 await world.insert("more", str(random.random()))
                 await asyncio.sleep(0.05)
             error = endless.result()
@@ -216,7 +222,7 @@ def test_a_worker_that_was_killed_while_nobody_asked_is_replaced_unnoticed(direc
             assert len((await world.do(update)).added) == 1
             for pid in worker_pids():
                 os.kill(pid, signal.SIGKILL)
-            time.sleep(0.3)  # the loop must not see their end before it asks them
+            time.sleep(0.3)  # the event loop must not notice their end before it asks them
             result, delta = await asyncio.gather(
                 world.do(AskJob(SparqlQuery("SELECT ?s { ?s ?p 'changed' }"))), world.do(update)
             )
@@ -228,13 +234,15 @@ def test_a_worker_that_was_killed_while_nobody_asked_is_replaced_unnoticed(direc
 
 def test_what_ends_two_workers_is_refused() -> None:
     async def run() -> None:
-        async with running() as world:
+        # On a busy machine, the time limit of a query may pass before its worker has had enough CPU time.
+        async with running(limits=SparqlLimits(time_max_s=2 * WAIT_S)) as world:
             await fill(world)
             asked = world.submit(AskJob(SparqlQuery(f"SELECT (COUNT(*) AS ?n) {ENDLESS}")))
             for _ in range(2):
                 await until(lambda: any(_has_begun(pid) for pid in worker_pids()))
-                for pid in worker_pids():
-                    os.kill(pid, signal.SIGKILL)
+                # Not both, because the query may move to the other worker in between, which would be the second crash.
+                [busy] = [pid for pid in worker_pids() if _has_begun(pid)]
+                os.kill(busy, signal.SIGKILL)
                 await until(lambda: not any(_has_begun(pid) for pid in worker_pids()))
             assert (await asked).code == "K143"
             assert await world.count() == TRIPLES
@@ -243,7 +251,7 @@ def test_what_ends_two_workers_is_refused() -> None:
 
 
 def _has_begun(pid: int) -> bool:
-    """Whether a worker has taken more of the processor than its start takes."""
+    """Returns whether a worker has used more CPU time than its start takes."""
     with contextlib.suppress(OSError):
         ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
         return ticks > 1.5 * os.sysconf("SC_CLK_TCK")
@@ -306,12 +314,12 @@ def test_an_update_that_never_ends_changes_nothing(directory: Path | None) -> No
 
 def test_a_large_result_comes_whole_and_lets_others_in_between() -> None:
     async def run() -> None:
-        async with running() as world:
+        async with running(limits=SparqlLimits(time_max_s=WAIT_S)) as world:
             await fill(world, 300)
             large = world.submit(AskJob(SparqlQuery("SELECT * { ?a ?b ?c . ?d ?e ?f }")))
             asked = 0
             while not large.done():
-                await world.do(AskJob((Mask(Uri(f"http://e/s{asked % 300}")),)))
+                await world.do(AskJob(Masks((Mask(Uri(f"http://e/s{asked % 300}")),))))
                 await asyncio.sleep(0)
                 asked += 1
             result = large.result()
@@ -399,7 +407,7 @@ def test_a_worker_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
 
 
 def test_an_open_query_that_becomes_endless_is_ended_and_the_others_are_told(directory: Path | None) -> None:
-    """One triple is enough, in a graph that has grown by nothing else."""
+    """One triple is enough, in a graph that has not grown otherwise."""
     slow = "SELECT (COUNT(*) AS ?n) { <http://e/on> ?p ?o . ?a ?b ?c . ?d ?e ?f . ?g ?h ?i . ?j ?k ?l }"
 
     async def run() -> None:
@@ -418,24 +426,24 @@ def test_an_open_query_that_becomes_endless_is_ended_and_the_others_are_told(dir
                     ("slow", SparqlQuery(slow)),
                     ("quick", SparqlQuery("SELECT ?o { <http://e/on> ?p ?o }")),
                     ("quicker", SparqlQuery("ASK { <http://e/on> ?p ?o }")),
-                    ("mask", (Mask(Uri("http://e/on")),)),
+                    ("mask", Masks((Mask(Uri("http://e/on")),))),
                 )
             }
-            change = world.submit(ChangeJob((), (triple("on"),)))
-            next_change = world.submit(ChangeJob((), (triple("on", "y"),)))
-            while not change.done():
-                assert len((await world.do(AskJob((Mask(Uri("http://e/s1")),)))).rows) == 1
+            for value in ("x", "y"):
+                assert len((await world.insert("on", value)).added) == 1
+                assert "slow" not in news, "a change is confirmed while the question is evaluated"
+            while "slow" not in news:
+                assert len((await world.do(AskJob(Masks((Mask(Uri("http://e/s1")),))))).rows) == 1
                 await world.ask(f"SELECT ({random.random()} AS ?n) {{ ?s ?p 'x' }}")
-                assert change.done() or not next_change.done(), "one change after the other"
-            await next_change
+            await evaluated(world)
             assert news["slow"] == 1
             with pytest.raises(KnowledgeError) as caught:
                 world.knowledge.take(ids["slow"])
-            assert caught.value.code == "K117"
-            for name, changes in (("quick", 2), ("quicker", 1), ("mask", 2)):
+            assert caught.value.code == "K140"
+            for name, rows in (("quick", 2), ("quicker", 1), ("mask", 2)):
                 indication = world.knowledge.take(ids[name])
                 assert indication is not None
-                assert news[name] == changes == indication.merged + 1, name
+                assert len(indication.difference.added) == rows, name
             with pytest.raises(KnowledgeError) as caught:
                 await subscribe("slow", SparqlQuery(slow))
             assert caught.value.code == "K140"
@@ -451,19 +459,20 @@ def test_a_subscriber_that_cannot_be_told_costs_the_others_nothing() -> None:
     async def run() -> None:
         async with running() as world:
             news: list[str] = []
-            for question in (SparqlQuery("SELECT ?o { <http://e/s> ?p ?o }"), (Mask(Uri("http://e/s")),)):
+            for question in (SparqlQuery("SELECT ?o { <http://e/s> ?p ?o }"), Masks((Mask(Uri("http://e/s")),))):
                 await world.do(SubscribeJob(question, fail))
                 await world.do(SubscribeJob(question, lambda: news.append("told")))
             for value in ("1", "2"):
                 assert len((await world.insert("s", value)).added) == 1
+                await evaluated(world)
             assert len(news) == 4
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", in_tiers(2, 4))
 def test_indications_compose_to_the_result_after_every_change(seed: int) -> None:
-    """Through workers, some of which die: a query is ended by that, or exact."""
+    """Some of the workers die. Then a query is ended, or its result is exact."""
     texts, rng = SparqlTexts(seed), random.Random(seed)
 
     async def run() -> None:
@@ -481,6 +490,7 @@ def test_indications_compose_to_the_result_after_every_change(seed: int) -> None
                         ChangeJob((Mask(None, Uri("http://example.org/p")),), (triple(str(number)),))
                     )
                 assert isinstance(answer, Delta) or answer.code == "K143"
+                await evaluated(world)
                 subscribers = [subscriber for subscriber in subscribers if subscriber.is_exact(world)]
             assert subscribers
 
@@ -488,7 +498,7 @@ def test_indications_compose_to_the_result_after_every_change(seed: int) -> None
 
 
 class Subscriber:
-    """Keeps a result up to date by what it is told."""
+    """Keeps a result up to date from indications."""
 
     def __init__(self, question: SparqlQuery, subscribed: Subscribed) -> None:
         self.question, self.subscription_id = question, subscribed.subscription_id
@@ -501,7 +511,7 @@ class Subscriber:
         return cls(SparqlQuery(text), await world.do(SubscribeJob(SparqlQuery(text), lambda: None)))
 
     def is_exact(self, world: World) -> bool:
-        """False when it has ended."""
+        """Checks that the result is exact. Returns False if the query has ended."""
         try:
             indication = world.knowledge.take(self.subscription_id)
         except KnowledgeError:

@@ -1,8 +1,9 @@
-"""The laws of `queues.store`, for LMDB and for Redis: what one store does, the other does too."""
+"""The laws of `queues.store` for LMDB and for Redis: both stores behave the same."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tidegate.errors import NoSuchQueue, Overloaded, QueueError
 from tidegate.messages import BATCH_NUMBER_MAX, Level
 from tidegate.queues.dead_letters import DELIVERIES, QUEUE, REASON, SEQUENCE
 from tidegate.queues.definition import Definition, QueueSettings, parse_settings
+from tidegate.queues.records import decode_record, unseal
 from tidegate.queues.store import PRODUCERS_MAX, Numbered, Store
 
 
@@ -65,9 +67,9 @@ async def test_messages_come_in_order_with_sequences_from_1(world: World) -> Non
     async with with_queue(world) as store:
         await put(store, "a", "b")
         await put(store, "c")
-        granted = await store.lease("q", 0, 2, 1 << 30, LONG_S)
-        assert bodies(granted.grants) == ["a", "b"]
-        assert [(each.sequence, each.delivery) for each in granted.grants] == [(1, 1), (2, 1)]
+        granted = await store.queue("q").lease(0, 2, 1 << 30, LONG_S)
+        assert bodies(granted.leased) == ["a", "b"]
+        assert [(each.sequence, each.delivery) for each in granted.leased] == [(1, 1), (2, 1)]
         assert granted.waiting == 1
         assert bodies(await take(store)) == ["c"]
         assert await take(store) == []
@@ -79,7 +81,7 @@ async def test_what_is_leased_is_nobody_elses_until_its_time_is_over(world: Worl
         await put(store, "a")
         [kept] = await take(store, visibility_s=LONG_S)
         assert await take(store) == []
-        assert await store.extend("q", [kept.receipt], 0.0) == 1
+        assert await store.queue("q").extend([kept.receipt], 0.0) == 1
         assert [each.delivery for each in await take(store)] == [2]
 
 
@@ -90,8 +92,8 @@ async def test_visibility_of_0_is_over_at_once(world: World) -> None:
         [first] = await take(store, visibility_s=0)
         [second] = await take(store)
         assert (first.delivery, second.delivery) == (1, 2)
-        assert store.counts("q").expired == 1
-        assert store.counts("q").redelivered == 1
+        assert store.queue("q").counts().expired == 1
+        assert store.queue("q").counts().redelivered == 1
 
 
 @law
@@ -99,7 +101,7 @@ async def test_what_is_to_be_delivered_again_comes_before_what_never_was(world: 
     async with with_queue(world) as store:
         await put(store, "a", "b", "c")
         granted = await take(store, 2)
-        assert await store.release("q", receipts(granted)[::-1], 0.0) == 2
+        assert await store.queue("q").release(receipts(granted)[::-1], 0.0) == 2
         assert bodies(await take(store)) == ["a", "b", "c"]
 
 
@@ -108,17 +110,17 @@ async def test_a_delayed_release_hides_the_message_and_ends_the_lease(world: Wor
     async with with_queue(world) as store:
         await put(store, "a")
         [kept] = await take(store)
-        assert await store.release("q", [kept.receipt], LONG_S) == 1
+        assert await store.queue("q").release([kept.receipt], LONG_S) == 1
         assert await take(store) == []
-        assert await store.extend("q", [kept.receipt], 0.0) == 0
-        assert await store.delete("q", [kept.receipt]) == 0
+        assert await store.queue("q").extend([kept.receipt], 0.0) == 0
+        assert await store.queue("q").delete([kept.receipt]) == 0
 
 
 @law
 async def test_a_delayed_release_comes_again_when_the_delay_is_over(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, "a")
-        await store.release("q", receipts(await take(store)), 0.05)
+        await store.queue("q").release(receipts(await take(store)), 0.05)
 
         async def is_there() -> bool:
             return [each.delivery for each in await take(store)] == [2]
@@ -133,7 +135,7 @@ async def test_what_is_given_back_was_not_delivered(world: World) -> None:
         for _ in range(10):
             [kept] = await take(store)
             assert kept.delivery == 1
-            assert await store.give_back("q", [kept.receipt]) == 1
+            assert await store.queue("q").give_back([kept.receipt]) == 1
 
 
 @law
@@ -144,7 +146,7 @@ async def test_what_is_given_back_was_not_delivered_after_a_start_either(world: 
             await take(store, visibility_s=0)
         [last] = await take(store)
         assert last.delivery == 3
-        await store.give_back("q", [last.receipt])
+        await store.queue("q").give_back([last.receipt])
     async with opened(world) as store:
         assert [each.delivery for each in await take(store)] == [3]
 
@@ -154,25 +156,25 @@ async def test_when_leases_are_ended_all_messages_wait_in_order_and_receipts_are
     async with with_queue(world) as store:
         await put(store, "a", "b", "c", "d")
         before = await take(store, 2) + await take(store, 1)
-        assert await store.end_leases("q") == 3
-        assert await store.delete("q", receipts(before)) == 0
+        assert await store.queue("q").end_leases() == 3
+        assert await store.queue("q").delete(receipts(before)) == 0
         again = await take(store)
         assert bodies(again) == ["a", "b", "c", "d"]
         assert [each.delivery for each in again] == [2, 2, 2, 1]
-        assert await store.delete("q", receipts(again)) == 4
-        assert await store.end_leases("q") == 0
+        assert await store.queue("q").delete(receipts(again)) == 4
+        assert await store.queue("q").end_leases() == 0
 
 
 @law
 async def test_a_store_knows_what_it_was_given_lately(world: World) -> None:
     one, two = entry(1, identity=b"one"), entry(2, identity=b"two")
     async with with_queue(world) as store:
-        assert not await store.has("q", {0: [one]})
-        await store.enqueue("q", {0: [one]})
-        assert await store.has("q", {0: [one]})
-        assert not await store.has("q", {0: [one, two]})
-        await store.delete("q", receipts(await take(store)))
-        assert await store.has("q", {0: [one]})
+        assert not await store.queue("q").has({0: [one]})
+        await store.queue("q").enqueue({0: [one]})
+        assert await store.queue("q").has({0: [one]})
+        assert not await store.queue("q").has({0: [one, two]})
+        await store.queue("q").delete(receipts(await take(store)))
+        assert await store.queue("q").has({0: [one]})
 
 
 @law
@@ -182,24 +184,24 @@ async def test_stale_receipts_do_nothing(world: World) -> None:
         [expired] = await take(store, 1, visibility_s=0)
         [again] = await take(store, 1)
         [deleted] = await take(store, 1)
-        assert await store.delete("q", [deleted.receipt, deleted.receipt]) == 1
+        assert await store.queue("q").delete([deleted.receipt, deleted.receipt]) == 1
         stale = [expired.receipt, deleted.receipt, "0.77.1.0", "5.1.1.0", again.receipt.replace(".2.", ".3.")]
-        assert await store.delete("q", stale) == 0
-        assert await store.extend("q", stale, 0.0) == 0
-        assert await store.release("q", stale, 0.0) == 0
-        assert await store.give_back("q", stale) == 0
-        assert await store.delete("q", [again.receipt]) == 1
+        assert await store.queue("q").delete(stale) == 0
+        assert await store.queue("q").extend(stale, 0.0) == 0
+        assert await store.queue("q").release(stale, 0.0) == 0
+        assert await store.queue("q").give_back(stale) == 0
+        assert await store.queue("q").delete([again.receipt]) == 1
         with pytest.raises(QueueError, match="Q907"):
-            await store.delete("q", ["nonsense"])
+            await store.queue("q").delete(["nonsense"])
 
 
 @law
 async def test_a_lease_is_bounded_by_bytes_but_gives_at_least_one(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, *("x" * 1000 for _ in range(10)))
-        assert len((await store.lease("q", 0, 10, 1, LONG_S)).grants) == 1
-        assert len((await store.lease("q", 0, 10, 2500, LONG_S)).grants) == 2
-        assert len((await store.lease("q", 0, 10, 1 << 30, LONG_S)).grants) == 7
+        assert len((await store.queue("q").lease(0, 10, 1, LONG_S)).leased) == 1
+        assert len((await store.queue("q").lease(0, 10, 2500, LONG_S)).leased) == 2
+        assert len((await store.queue("q").lease(0, 10, 1 << 30, LONG_S)).leased) == 7
 
 
 @law
@@ -208,9 +210,9 @@ async def test_no_more_than_leased_max_are_leased(world: World) -> None:
         await put(store, *range(10))
         first = await take(store)
         assert bodies(first) == [0, 1, 2]
-        granted = await store.lease("q", 0, 10, 1 << 30, LONG_S)
-        assert (granted.grants, granted.waiting) == ([], 0)
-        await store.delete("q", receipts(first[:2]))
+        granted = await store.queue("q").lease(0, 10, 1 << 30, LONG_S)
+        assert (granted.leased, granted.waiting) == ([], 0)
+        await store.queue("q").delete(receipts(first[:2]))
         assert bodies(await take(store)) == [3, 4]
 
 
@@ -219,11 +221,11 @@ async def test_deleted_is_deleted(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, "a", "b")
         [first, _second] = await take(store)
-        assert await store.delete("q", [first.receipt]) == 1
-        assert (await store.read("q", 0, 1, 99, 99)).sequences == [2]
-        assert store.counts("q").deleted == 1
+        assert await store.queue("q").delete([first.receipt]) == 1
+        assert (await store.queue("q").read(0, 1, 99, 99)).sequences == [2]
+        assert store.queue("q").counts().deleted == 1
     async with opened(world) as store:
-        assert (await store.levels("q"))[0].messages == 1
+        assert (await store.queue("q").levels())[0].messages == 1
 
 
 # Enqueueing.
@@ -233,13 +235,13 @@ async def test_deleted_is_deleted(world: World) -> None:
 async def test_what_was_sent_twice_is_kept_once(world: World) -> None:
     async with with_queue(world) as store:
         first, second = entry("a", identity=b"1" * 16), entry("b", identity=b"2" * 16)
-        assert await store.enqueue("q", {0: [first, first]}) == 1
-        assert await store.enqueue("q", {0: [first, second]}) == 1
-        await store.delete("q", receipts(await take(store)))
-        assert await store.enqueue("q", {0: [first]}) == 1
-        assert (store.counts("q").enqueued, store.counts("q").duplicates) == (2, 3)
+        assert await store.queue("q").enqueue({0: [first, first]}) == 1
+        assert await store.queue("q").enqueue({0: [first, second]}) == 1
+        await store.queue("q").delete(receipts(await take(store)))
+        assert await store.queue("q").enqueue({0: [first]}) == 1
+        assert (store.queue("q").counts().enqueued, store.queue("q").counts().duplicates) == (2, 3)
     async with opened(world) as store:
-        assert await store.enqueue("q", {0: [second, entry("c")]}) == 1
+        assert await store.queue("q").enqueue({0: [second, entry("c")]}) == 1
         assert bodies(await take(store)) == ["c"]
 
 
@@ -248,25 +250,25 @@ async def test_identities_are_forgotten_by_count_oldest_first(world: World) -> N
     async with with_queue(world, deduplication_messages_max=2) as store:
         first, second, third = (entry(name, identity=name.encode() * 16) for name in "abc")
         for each in (first, second, third):
-            assert await store.enqueue("q", {0: [each]}) == 0
-        assert await store.enqueue("q", {0: [third]}) == 1
-        assert await store.enqueue("q", {0: [first]}) == 0
+            assert await store.queue("q").enqueue({0: [each]}) == 0
+        assert await store.queue("q").enqueue({0: [third]}) == 1
+        assert await store.queue("q").enqueue({0: [first]}) == 0
 
 
 @law
 async def test_identities_are_forgotten_by_time(world: World) -> None:
     async with with_queue(world, deduplication_s=0.02) as store:
         repeated = entry("a", identity=b"1" * 16)
-        assert await store.enqueue("q", {0: [repeated]}) == 0
+        assert await store.queue("q").enqueue({0: [repeated]}) == 0
         await asyncio.sleep(0.05)
-        assert await store.enqueue("q", {0: [repeated]}) == 0
+        assert await store.queue("q").enqueue({0: [repeated]}) == 0
 
 
 @law
 async def test_a_queue_without_deduplication_keeps_everything(world: World) -> None:
     async with with_queue(world, deduplication_s=0) as store:
         repeated = entry("a", identity=b"1" * 16)
-        assert await store.enqueue("q", {0: [repeated, repeated]}) == 0
+        assert await store.queue("q").enqueue({0: [repeated, repeated]}) == 0
         assert len(await take(store)) == 2
 
 
@@ -276,12 +278,12 @@ async def test_a_queue_that_is_full_by_count_refuses_the_whole_batch(world: Worl
         await put(store, 1, 2)
         again = entry(3, identity=b"1" * 16)
         with pytest.raises(Overloaded, match=r"L608.*messages_max"):
-            await store.enqueue("q", {0: [again, entry(4)]})
-        assert store.counts("q").refused == 2
-        assert await store.enqueue("q", {0: [again]}) == 0, "what was refused is no duplicate"
+            await store.queue("q").enqueue({0: [again, entry(4)]})
+        assert store.queue("q").counts().refused == 2
+        assert await store.queue("q").enqueue({0: [again]}) == 0, "what was refused is no duplicate"
         with pytest.raises(Overloaded):
             await put(store, 5)
-        await store.delete("q", receipts(await take(store, 1)))
+        await store.queue("q").delete(receipts(await take(store, 1)))
         await put(store, 6)
         assert bodies(await take(store)) == [2, 3, 6]
 
@@ -293,7 +295,7 @@ async def test_a_queue_that_is_full_by_bytes_refuses(world: World) -> None:
         with pytest.raises(Overloaded, match=r"L608.*bytes_max"):
             await put(store, "z" * 1000)
         await put(store, "z")
-        await store.delete("q", receipts(await take(store, 1)))
+        await store.queue("q").delete(receipts(await take(store, 1)))
         await put(store, "z" * 1000)
 
 
@@ -301,16 +303,16 @@ async def test_a_queue_that_is_full_by_bytes_refuses(world: World) -> None:
 async def test_to_make_room_the_oldest_go(world: World) -> None:
     async with with_queue(world, messages_max=3) as store:
         await put(store, 1, 2, 3)
-        await store.enqueue("q", {0: [entry(4), entry(5)]}, make_room=True)
+        await store.queue("q").enqueue({0: [entry(4), entry(5)]}, make_room=True)
         assert bodies(await take(store)) == [3, 4, 5]
-        assert store.counts("q").dropped == 2
+        assert store.queue("q").counts().dropped == 2
 
 
 @law
 async def test_to_make_room_for_bytes_the_oldest_go(world: World) -> None:
     async with with_queue(world, bytes_max=2500) as store:
         await put(store, "x" * 1000, "y" * 1000)
-        await store.enqueue("q", {0: [entry("z" * 1200)]}, make_room=True)
+        await store.queue("q").enqueue({0: [entry("z" * 1200)]}, make_room=True)
         assert [body[0] for body in bodies(await take(store))] == ["y", "z"]
 
 
@@ -319,11 +321,11 @@ async def test_to_make_room_what_is_leased_stays(world: World) -> None:
     async with with_queue(world, messages_max=3) as store:
         await put(store, 1, 2, 3)
         [kept] = await take(store, 1)
-        await store.enqueue("q", {0: [entry(4)]}, make_room=True)
-        await store.release("q", [kept.receipt], 0.0)
+        await store.queue("q").enqueue({0: [entry(4)]}, make_room=True)
+        await store.queue("q").release([kept.receipt], 0.0)
         assert bodies(await take(store)) == [1, 3, 4]
         with pytest.raises(Overloaded):
-            await store.enqueue("q", {0: [entry(5)]}, make_room=True)
+            await store.queue("q").enqueue({0: [entry(5)]}, make_room=True)
 
 
 @law
@@ -331,9 +333,9 @@ async def test_to_make_room_what_was_released_goes_first(world: World) -> None:
     async with with_queue(world, messages_max=3) as store:
         await put(store, 1, 2, 3)
         kept = await take(store, 1)
-        await store.enqueue("q", {0: [entry(4)]}, make_room=True)
-        await store.release("q", receipts(kept), 0.0)
-        await store.enqueue("q", {0: [entry(5)]}, make_room=True)
+        await store.queue("q").enqueue({0: [entry(4)]}, make_room=True)
+        await store.queue("q").release(receipts(kept), 0.0)
+        await store.queue("q").enqueue({0: [entry(5)]}, make_room=True)
         assert bodies(await take(store)) == [3, 4, 5]
 
 
@@ -343,9 +345,9 @@ ONE, OTHER = b"1" * 16, b"2" * 16
 
 
 async def put_numbered(store: Store, number: int, *bodies: Any, producer: bytes = ONE, physical: int = 0) -> int:
-    """How many of them were duplicates."""
+    """Puts a numbered batch, and returns how many of its messages were duplicates."""
     entries = {physical: [entry(body) for body in bodies]}
-    return await store.enqueue("q", entries, numbered=Numbered(producer, number))
+    return await store.queue("q").enqueue(entries, numbered=Numbered(producer, number))
 
 
 @law
@@ -356,10 +358,10 @@ async def test_a_number_that_is_not_above_the_producers_last_keeps_nothing(world
         assert await put_numbered(store, 3, "c") == 1, "a lower number"
         assert await put_numbered(store, 3, "d", producer=OTHER) == 0, "another producer counts for itself"
         assert await put_numbered(store, 8, "e") == 0
-        assert (store.counts("q").enqueued, store.counts("q").duplicates) == (4, 3)
+        assert (store.queue("q").counts().enqueued, store.queue("q").counts().duplicates) == (4, 3)
         granted = await take(store)
         assert bodies(granted) == ["a", "b", "d", "e"]
-        await store.delete("q", receipts(granted))
+        await store.queue("q").delete(receipts(granted))
     async with opened(world) as store:
         assert await put_numbered(store, 8, "e") == 1, "after a start, and when its messages are gone"
         assert await put_numbered(store, 9, "f") == 0
@@ -376,12 +378,12 @@ async def test_the_largest_number_is_exact(world: World) -> None:
 
 @law
 async def test_each_physical_queue_has_marks_of_its_own(world: World) -> None:
-    """What a batch has brought to some of its physical queues only, its repetition brings to the others."""
+    """If a batch has reached only some of its physical queues, its repetition reaches the others."""
     async with with_queue(world, physical_queues=2) as store:
         assert await put_numbered(store, 1, "a", physical=1) == 0
         batches = {0: [entry("b"), entry("c")], 1: [entry("a")]}
-        assert await store.enqueue("q", batches, numbered=Numbered(ONE, 1)) == 1
-        assert await store.enqueue("q", batches, numbered=Numbered(ONE, 1)) == 3
+        assert await store.queue("q").enqueue(batches, numbered=Numbered(ONE, 1)) == 1
+        assert await store.queue("q").enqueue(batches, numbered=Numbered(ONE, 1)) == 3
         assert [bodies(await take(store, physical=physical)) for physical in (0, 1)] == [["b", "c"], ["a"]]
 
 
@@ -391,7 +393,7 @@ async def test_a_numbered_batch_that_is_refused_sets_no_mark(world: World) -> No
         await put(store, 1, 2)
         with pytest.raises(Overloaded, match="L608"):
             await put_numbered(store, 1, 3, 4)
-        await store.delete("q", receipts(await take(store)))
+        await store.queue("q").delete(receipts(await take(store)))
         assert await put_numbered(store, 1, 3, 4) == 0
         assert bodies(await take(store)) == [3, 4]
 
@@ -456,10 +458,10 @@ async def test_while_one_of_a_group_is_leased_the_others_wait(world: World) -> N
         [first] = await take(store, 1)
         others = await take(store)
         assert bodies(others) == ["b1", "c"]
-        assert (await store.levels("q"))[0].waiting == 0
+        assert (await store.queue("q").levels())[0].waiting == 0
         await put(store, "a3", group="a")
         assert await take(store) == []
-        await store.delete("q", [first.receipt])
+        await store.queue("q").delete([first.receipt])
         assert bodies(await take(store)) == ["a2", "a3"]
 
 
@@ -470,9 +472,9 @@ async def test_one_lease_may_have_several_of_a_group(world: World) -> None:
         granted = await take(store, 2)
         assert bodies(granted) == [1, 2]
         assert await take(store) == []
-        await store.delete("q", receipts(granted[1:]))
+        await store.queue("q").delete(receipts(granted[1:]))
         assert await take(store) == [], "the first is leased still"
-        await store.release("q", receipts(granted[:1]), 0.0)
+        await store.queue("q").release(receipts(granted[:1]), 0.0)
         assert bodies(await take(store)) == [1, 3]
 
 
@@ -481,9 +483,9 @@ async def test_a_released_message_waits_for_its_group(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, 1, 2, group="a")
         [first, second] = await take(store)
-        await store.release("q", [first.receipt], 0.0)
+        await store.queue("q").release([first.receipt], 0.0)
         assert await take(store) == []
-        await store.release("q", [second.receipt], 0.0)
+        await store.queue("q").release([second.receipt], 0.0)
         assert bodies(await take(store)) == [1, 2]
 
 
@@ -492,7 +494,7 @@ async def test_a_delayed_message_holds_up_its_group_only(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, 1, 2, group="a")
         await put(store, 3, group="b")
-        await store.release("q", receipts(await take(store, 1)), LONG_S)
+        await store.queue("q").release(receipts(await take(store, 1)), LONG_S)
         assert bodies(await take(store)) == [3]
 
 
@@ -513,7 +515,7 @@ async def test_a_message_that_failed_twice_is_given_alone(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, *range(3))
         for _ in range(2):
-            await store.release("q", receipts(await take(store)), 0.0)
+            await store.queue("q").release(receipts(await take(store)), 0.0)
         await put(store, 3)
         alone = [await take(store) for _ in range(3)]
         assert [bodies(each) for each in alone] == [[0], [1], [2]]
@@ -524,19 +526,19 @@ async def test_a_message_that_failed_twice_is_given_alone(world: World) -> None:
 async def test_a_message_with_one_delivery_left_is_given_alone(world: World) -> None:
     async with with_queue(world, max_deliveries=2) as store:
         await put(store, 1, 2)
-        await store.release("q", receipts(await take(store)), 0.0)
+        await store.queue("q").release(receipts(await take(store)), 0.0)
         assert [len(await take(store)) for _ in range(2)] == [1, 1]
 
 
 async def fail(store: Store, times: int) -> None:
-    """Delivers the first message so often that it fails."""
+    """Delivers and releases the first message this many times."""
     for _ in range(times):
-        await store.release("q", receipts(await take(store, 1)), 0.0)
+        await store.queue("q").release(receipts(await take(store, 1)), 0.0)
 
 
 async def wait_for_dead_letters(store: Store, count: int) -> None:
     async def are_there() -> bool:
-        return sum(level.messages for level in await store.levels("q.dead")) == count
+        return sum(level.messages for level in await store.queue("q.dead").levels()) == count
 
     await eventually(are_there)
 
@@ -549,15 +551,15 @@ async def test_what_was_delivered_too_often_is_a_dead_letter_with_its_history(wo
         await fail(store, 2)
         assert bodies(await take(store)) == ["fine"]
         await wait_for_dead_letters(store, 1)
-        assert store.counts("q").dead_lettered == 1
+        assert store.queue("q").counts().dead_lettered == 1
         [dead] = await take(store, queue="q.dead")
-        assert (body_of(dead.sealed), dead.delivery) == ("poison", 1)
-        headers = record_of(dead.sealed).headers
+        assert (bodies([dead])[0], dead.delivery) == ("poison", 1)
+        headers = decode_record(dead.record).headers
         assert (headers[QUEUE], headers[SEQUENCE], headers[DELIVERIES]) == ("q", "1", "2")
         assert "2 times" in headers[REASON]
-        [(_sequence, sealed)] = (await store.read("q.dead", 0, 1, 99, 99)).split()
-        assert sealed == dead.sealed
-        assert await store.delete("q.dead", [dead.receipt]) == 1
+        [(_sequence, sealed)] = (await store.queue("q.dead").read(0, 1, 99, 99)).split()
+        assert unseal(bytes(sealed)) == bytes(dead.record)
+        assert await store.queue("q.dead").delete([dead.receipt]) == 1
 
 
 @law
@@ -586,12 +588,12 @@ async def test_redriven_is_as_never_delivered(world: World) -> None:
         assert await take(store) == []
         await wait_for_dead_letters(store, 2)
         [held] = await take(store, 1, queue="q.dead")
-        assert await store.redrive("q", 99) == 1, "what is leased stays"
+        assert await store.queue("q").redrive(99) == 1, "what is leased stays"
         [again] = await take(store)
-        assert (body_of(again.sealed), again.delivery, record_of(again.sealed).headers) == ("b", 1, {})
-        await store.release("q.dead", [held.receipt], 0.0)
-        assert await store.redrive("q", 1) == 1
-        assert await store.redrive("q", 1) == 0
+        assert (bodies([again])[0], again.delivery, decode_record(again.record).headers) == ("b", 1, {})
+        await store.queue("q.dead").release([held.receipt], 0.0)
+        assert await store.queue("q").redrive(1) == 1
+        assert await store.queue("q").redrive(1) == 0
         assert bodies(await take(store)) == ["a"]
 
 
@@ -604,7 +606,7 @@ async def test_a_redrive_does_not_overfill_the_queue(world: World) -> None:
         await wait_for_dead_letters(store, 1)
         await put(store, "b")
         with pytest.raises(Overloaded, match="L608"):
-            await store.redrive("q", 99)
+            await store.queue("q").redrive(99)
         await wait_for_dead_letters(store, 1)
 
 
@@ -617,11 +619,11 @@ async def test_a_range_is_read_again_and_again_leased_or_not(world: World) -> No
         await put(store, *range(1, 6))
         await take(store, 2)
         for _ in range(2):
-            found = (await store.read("q", 0, 2, 5, 99)).split()
+            found = (await store.queue("q").read(0, 2, 5, 99)).split()
             assert [(sequence, body_of(bytes(sealed))) for sequence, sealed in found] == [(2, 2), (3, 3), (4, 4)]
-        assert len((await store.read("q", 0, 0, 1 << 62, 2)).sequences) == 2
-        assert await store.read("q", 0, 6, 1 << 62, 99) == ([], [], b"")
-        assert await store.read("q", 0, 0, 0, 99) == ([], [], b"")
+        assert len((await store.queue("q").read(0, 0, 1 << 62, 2)).sequences) == 2
+        assert await store.queue("q").read(0, 6, 1 << 62, 99) == ([], [], b"")
+        assert await store.queue("q").read(0, 0, 0, 99) == ([], [], b"")
 
 
 @law
@@ -629,13 +631,13 @@ async def test_what_lies_below_is_deleted_once(world: World) -> None:
     async with with_queue(world) as store:
         await put(store, *range(1, 6))
         leased = await take(store, 1)
-        assert [await store.delete_below("q", 0, 3) for _ in range(2)] == [2, 0]
-        assert await store.delete("q", receipts(leased)) == 0
-        assert await store.delete_below("q", 0, 0) == 0
+        assert [await store.queue("q").delete_below(0, 3) for _ in range(2)] == [2, 0]
+        assert await store.queue("q").delete(receipts(leased)) == 0
+        assert await store.queue("q").delete_below(0, 0) == 0
         assert bodies(await take(store, 1)) == [3]
-        assert await store.delete_below("q", 0, 1 << 40) == 3
+        assert await store.queue("q").delete_below(0, 1 << 40) == 3
         await put(store, 6)
-        assert [(each.sequence, body_of(each.sealed)) for each in await take(store)] == [(6, 6)]
+        assert [(each.sequence, bodies([each])[0]) for each in await take(store)] == [(6, 6)]
 
 
 @law
@@ -646,8 +648,8 @@ async def test_what_lies_below_is_deleted_in_groups_too(world: World) -> None:
         await put(store, 3, group="a")
         await take(store, 1)
         assert await take(store) == []
-        assert await store.delete_below("q", 0, 3) == 2
-        assert (await store.levels("q"))[0].waiting == 1
+        assert await store.queue("q").delete_below(0, 3) == 2
+        assert (await store.queue("q").levels())[0].waiting == 1
         assert bodies(await take(store)) == [3]
 
 
@@ -655,12 +657,12 @@ async def test_what_lies_below_is_deleted_in_groups_too(world: World) -> None:
 async def test_many_are_deleted_and_redriven_in_several_steps(world: World) -> None:
     async with with_queue(world, max_deliveries=1) as store:
         await put(store, *range(2500))
-        await store.release("q", receipts(await take(store, 2500)), 0.0)
+        await store.queue("q").release(receipts(await take(store, 2500)), 0.0)
         assert await take(store) == []
         await wait_for_dead_letters(store, 2500)
-        assert await store.redrive("q", 2400) == 2400
-        assert await store.redrive("q", 9999) == 100
-        assert await store.delete_below("q", 0, 1 << 40) == 2500
+        assert await store.queue("q").redrive(2400) == 2400
+        assert await store.queue("q").redrive(9999) == 100
+        assert await store.queue("q").delete_below(0, 1 << 40) == 2500
 
 
 @law
@@ -669,13 +671,14 @@ async def test_a_corrupt_record_is_set_aside(world: World) -> None:
         await put(store, "a", "b", "c")
     world.spoil("q", 2)
     async with opened(world) as store:
-        granted = await take(store)
-        assert granted[1].sealed == b"garbage"
-        await store.set_aside("q", 0, 2)
-        await store.set_aside("q", 0, 2)
-        assert store.counts("q").corrupt == 1
-        assert (await store.levels("q"))[0].messages == 2
-        assert await store.delete("q", receipts(granted)) == 2
+        granted, corrupt, _waiting = await store.queue("q").lease(0, 100, 1 << 30, LONG_S)
+        assert (bodies(granted), corrupt) == (["a", "c"], [2])
+        await store.queue("q").set_aside(0, 2)
+        await store.queue("q").set_aside(0, 2)
+        assert store.queue("q").counts().corrupt == 1
+        assert (await store.queue("q").levels())[0].messages == 2
+        stale = granted[0].receipt.replace("0.1.", "0.2.", 1)
+        assert await store.queue("q").delete([*receipts(granted), stale]) == 2
     assert world.kept_aside("q") == [b"garbage"]
 
 
@@ -685,12 +688,12 @@ async def test_a_corrupt_record_is_set_aside(world: World) -> None:
 @law
 async def test_levels_tell_how_full_it_is(world: World) -> None:
     async with with_queue(world, physical_queues=2) as store:
-        assert await store.levels("q") == [Level(0, 0, 0, 0, None, 1, 1)] * 2
+        assert await store.queue("q").levels() == [Level(0, 0, 0, 0, None, 1, 1)] * 2
         entries = [entry("a"), entry("b"), entry("c")]
-        await store.enqueue("q", {1: entries})
+        await store.queue("q").enqueue({1: entries})
         granted = await take(store, 2, physical=1)
-        await store.delete("q", receipts(granted[:1]))
-        [empty, level] = await store.levels("q")
+        await store.queue("q").delete(receipts(granted[:1]))
+        [empty, level] = await store.queue("q").levels()
         assert empty.messages == 0
         size_bytes = len(entries[1].sealed) + len(entries[2].sealed)
         assert level == Level(2, size_bytes, 1, 1, record_of(entries[1].sealed).enqueued_at, 2, 4)
@@ -700,16 +703,16 @@ async def test_levels_tell_how_full_it_is(world: World) -> None:
 async def test_definitions_and_messages_are_there_after_a_start(world: World) -> None:
     async with with_queue(world, messages_max=77) as store:
         await put(store, "a", "b")
-        await store.delete("q", receipts(await take(store, 1)))
+        await store.queue("q").delete(receipts(await take(store, 1)))
     store = world.make()
     definitions = {each.name: each.settings for each in await store.open()}
     try:
         assert definitions.keys() == {"q", "q.dead"}
         assert (definitions["q"].messages_max, definitions["q.dead"].max_deliveries) == (77, 0)
-        [(sequence, sealed)] = (await store.read("q", 0, 0, 99, 99)).split()
+        [(sequence, sealed)] = (await store.queue("q").read(0, 0, 99, 99)).split()
         assert (sequence, body_of(bytes(sealed))) == (2, "b")
         await put(store, "c")
-        assert (await store.read("q", 0, 0, 99, 99)).sequences == [2, 3]
+        assert (await store.queue("q").read(0, 0, 99, 99)).sequences == [2, 3]
     finally:
         await store.close()
 
@@ -743,13 +746,13 @@ async def test_a_dropped_queue_is_gone_with_its_messages(world: World) -> None:
 
 
 class Ready:
-    """What `on_ready` was told."""
+    """Records the calls of `on_ready`."""
 
     def __init__(self, store: Store, queue: str = "q") -> None:
         self._told = asyncio.Event()
         self.last = (-1, -1)
-        store.watch(queue, self._on_ready)
-        store.listen(queue, is_on=True)
+        store.queue(queue).watch(self._on_ready)
+        store.queue(queue).listen(is_on=True)
 
     def _on_ready(self, physical: int, waiting: int) -> None:
         self.last = (physical, waiting)
@@ -779,11 +782,11 @@ async def test_messages_that_are_free_again_wake(world: World) -> None:
         await put(store, 1, 2)
         ready = Ready(store)
         granted = await take(store)
-        await store.release("q", receipts(granted[:1]), 0.0)
+        await store.queue("q").release(receipts(granted[:1]), 0.0)
         await ready.wait_for(0, 1)
-        await store.give_back("q", receipts(granted[1:]))
+        await store.queue("q").give_back(receipts(granted[1:]))
         await ready.wait_for(0, 2)
-        await store.release("q", receipts(await take(store)), 0.05)
+        await store.queue("q").release(receipts(await take(store)), 0.05)
         await ready.wait_for(0, 2)
         await take(store, visibility_s=0.05)
         await ready.wait_for(0, 2)
@@ -797,7 +800,7 @@ async def test_a_group_that_is_free_wakes(world: World) -> None:
         granted = await take(store, 1)
         assert await take(store) == []
         ready = Ready(store)
-        await store.delete("q", receipts(granted))
+        await store.queue("q").delete(receipts(granted))
         await ready.wait_for(0, 1)
 
 
@@ -809,3 +812,130 @@ async def test_dead_letters_wake(world: World) -> None:
         await fail(store, 1)
         await take(store)
         await ready.wait_for(0, 1)
+
+
+# Lifetime, and when a queue was last read.
+
+
+async def put_aged(store: Store, age_s: float, *bodies: Any, group: str = "") -> None:
+    await store.queue("q").enqueue({0: [entry(body, group, age_s=age_s) for body in bodies]})
+
+
+@law
+async def test_a_message_that_is_too_old_is_not_delivered_but_removed_and_counted(world: World) -> None:
+    async with with_queue(world, lifetime_s=60) as store:
+        await put_aged(store, 100, "old", "older")
+        await put_aged(store, 100, "in a group", group="x" * 40)
+        await put_aged(store, 1, "young")
+        assert bodies(await take(store)) == ["young"]
+
+        async def is_removed() -> bool:
+            return (await store.queue("q").levels())[0].messages == 1
+
+        await eventually(is_removed)
+        assert store.queue("q").counts().expired_messages == 3
+        assert (await store.queue("q.dead").levels())[0].messages == 0
+
+
+@law
+async def test_old_messages_are_removed_in_steps_though_nobody_takes_any(world: World) -> None:
+    async with with_queue(world, lifetime_s=60) as store:
+        await put_aged(store, 100, *range(5))
+        await put_aged(store, 0, "young")
+        before_s = time.time() - 60
+        assert await store.queue("q").expire(before_s, 3) == 3
+        assert (await store.queue("q").levels())[0].messages == 3
+        assert await store.queue("q").expire(before_s, 3) == 2
+        assert await store.queue("q").expire(before_s, 3) == 0
+        assert bodies(await take(store)) == ["young"]
+        assert store.queue("q").counts().expired_messages == 5
+
+
+@law
+async def test_whoever_has_leased_a_message_keeps_it_though_it_gets_too_old(world: World) -> None:
+    async with with_queue(world) as store:
+        await put_aged(store, 100, "leased", "waits", "released")
+        leased, waits, released = await take(store)
+        await store.queue("q").release([released.receipt], 0.0)
+        await store.queue("q").give_back([waits.receipt])
+        await store.define(Definition("q", parse_settings({"physical_queues": 1, "lifetime_s": 60})))
+        assert await store.queue("q").expire(time.time() - 60, 10) == 2
+        assert await store.queue("q").delete([leased.receipt]) == 1
+        assert await take(store) == []
+        assert (await store.queue("q").levels())[0].messages == 0
+
+
+@law
+async def test_old_messages_become_dead_letters_where_that_is_chosen(world: World) -> None:
+    async with with_queue(world, lifetime_s=60, after_lifetime="dead-letter") as store:
+        await put_aged(store, 100, "swept")
+        assert await store.queue("q").expire(time.time() - 60, 10) == 1
+        await put_aged(store, 100, "leased")
+        assert await take(store) == []
+
+        async def are_dead() -> bool:
+            return (await store.queue("q.dead").levels())[0].messages == 2
+
+        await eventually(are_dead)
+        dead = await take(store, queue="q.dead")
+        assert bodies(dead) == ["swept", "leased"]
+        for each in dead:
+            assert decode_record(each.record).headers[REASON] == "older than the queue's lifetime_s"
+        assert (store.queue("q").counts().expired_messages, store.queue("q").counts().dead_lettered) == (2, 2)
+
+
+@law
+async def test_deletes_and_the_removal_of_old_messages_at_once_count_each_message_once(world: World) -> None:
+    async with with_queue(world) as store:
+        await put_aged(store, 100, *range(50))
+        leased = await take(store, 20)
+        deleting = asyncio.create_task(store.queue("q").delete(receipts(leased)))
+        await asyncio.sleep(0)
+        removed = await store.queue("q").expire(time.time() - 60, 100)
+        assert await deleting == 20
+        assert removed in (30, 50 - 20)
+        assert (await store.queue("q").levels())[0].messages == 0
+        assert (await store.queue("q").levels())[0].bytes == 0
+
+
+@law
+async def test_a_range_that_is_deleted_while_old_messages_are_removed_is_counted_once(world: World) -> None:
+    async with with_queue(world) as store:
+        await put_aged(store, 100, *range(50))
+        deleting = asyncio.create_task(store.queue("q").delete_below(0, 31))
+        await asyncio.sleep(0)
+        await store.queue("q").expire(time.time() - 60, 100)
+        await deleting
+        await put(store, "a")
+        [level] = await store.queue("q").levels()
+        assert (level.messages, level.waiting) == (1, 1)
+        assert bodies(await take(store)) == ["a"]
+
+
+@law
+async def test_many_old_messages_do_not_keep_a_young_one_from_being_found(world: World) -> None:
+    async with with_queue(world, lifetime_s=60) as store:
+        for _ in range(3):
+            await put_aged(store, 100, *range(1000))
+        await put_aged(store, 0, "young")
+        found: list[Any] = []
+
+        async def is_found() -> bool:
+            found.extend(bodies(await take(store)))
+            return found == ["young"]
+
+        await eventually(is_found)
+
+
+@law
+async def test_when_a_queue_was_read_is_known_after_a_restart_and_gone_with_the_queue(world: World) -> None:
+    async with with_queue(world) as store:
+        assert await store.queue("q").last_read() is None
+        await store.queue("q").note_read(1234.5)
+    async with opened(world) as store:
+        assert await store.queue("q").last_read() == 1234.5
+        await store.drop("q")
+        with pytest.raises(NoSuchQueue):
+            store.queue("q")
+        await store.define(Definition("q", parse_settings({"physical_queues": 1})))
+        assert await store.queue("q").last_read() is None

@@ -1,4 +1,4 @@
-"""A WebSocket client on a plain socket, by wsproto: it reads when it is told to, so that it can be slow."""
+"""A WebSocket client on a plain socket with wsproto. It reads only on request, so that it can be slow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from wsproto.events import (
 
 
 class Rejected(Exception):
-    """The broker answers the handshake with an ordinary response."""
+    """The broker has answered the handshake with an ordinary response."""
 
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(response.status_code)
@@ -35,8 +35,8 @@ class Rejected(Exception):
 
 
 class WebSocketClient:
-    """The messages of `/v1/subscribe`, or of another path and query; in `with`, the subscription is live. `is_small`
-    keeps the buffers small."""
+    """A context manager that reads the messages of `/v1/subscribe`, or of another path and query. Inside it the
+    subscription is live. `is_small` keeps the buffers small."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class WebSocketClient:
         self._socket.close()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The messages until the broker closes, then `close_code` is its code."""
+        """Yields the messages until the broker closes. Then `close_code` has its code."""
         text = ""
         while True:
             event = self._next_event()
@@ -118,8 +118,12 @@ class WebSocketClient:
     def say(self, text: str) -> None:
         self._send(Message(text))
 
+    def encode(self, said: str | Event) -> bytes:
+        """Returns the frame of a message or an event, for a test that sends it itself."""
+        return self._protocol.send(Message(said) if isinstance(said, str) else said)
+
     def close(self) -> None:
-        """Says goodbye, and waits for the answer."""
+        """Sends a close frame, and waits for the answer."""
         self._send(CloseConnection(code=1000))
         while not isinstance(self._next_event(), CloseConnection):
             pass

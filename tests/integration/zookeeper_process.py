@@ -1,4 +1,4 @@
-"""A real ZooKeeper of a test's own: Debian's package, on a free port, in a directory that goes with it."""
+"""A real ZooKeeper for one test: Debian's package, on a free port, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from redis_process import free_port
+from ports import reserve_port
 
 STARTUP_S = 60
 SHUTDOWN_S = 30
@@ -18,13 +18,13 @@ CLASSES = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar"
 
 
 class ZooKeeperProcess:
-    """Use it in `with`; it is ended, by its process id, whatever happens. `start` after `kill` has the same port and
-    directory. Sessions end after about a second without a word."""
+    """A context manager that runs a ZooKeeper, and ends it by its process id in any case. `start` after `kill` uses the
+    same port and directory. Sessions expire after about a second of silence."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tidegate-zookeeper-")
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = free_port()
+        self.port = reserve_port()
         self.address = f"zk://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class ZooKeeperProcess:
         self._directory.cleanup()
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Starts ZooKeeper, and returns when it answers."""
         settings = Path(self._directory.name) / "zoo.cfg"
         settings.write_text(
             f"dataDir={self._directory.name}/data\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
@@ -57,7 +57,7 @@ class ZooKeeperProcess:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Ends it as a crash does."""
+        """Kills ZooKeeper, as a crash does."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(SHUTDOWN_S)

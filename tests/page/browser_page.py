@@ -1,4 +1,4 @@
-"""The page in a real Chromium, Debian's, as a person sees it; whatever goes wrong behind it is kept for the test."""
+"""The page in Debian's Chromium, as a person sees it. Errors behind the page are recorded for the test."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARTS = ("map", "path", "queues", "subscriptions", "knowledge", "pipeline")
 def open_browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium")
     assert chromium is not None, "please install chromium (Debian: apt-get install chromium)"
-    # Its sandbox refuses to work for root.
+    # Chromium's sandbox does not work for root.
     arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=arguments)
@@ -30,8 +30,8 @@ def open_browser() -> Iterator[Browser]:
 
 
 class OpenPage:
-    """In `with`, a tab of its own. At its end nothing may have gone wrong that was not `expected`: an error on the
-    console, an exception, something the policy forbids, an answer of 400 or more."""
+    """A context manager that opens a new tab. At its end it checks that no error happened except those in `expected`:
+    console errors, exceptions, violations of the policy, and answers of 400 or more."""
 
     def __init__(self, browser: Browser, http: str, *, size: tuple[int, int] = DESK, theme: str = "light") -> None:
         self._browser = browser
@@ -67,7 +67,7 @@ class OpenPage:
         self.page.locator(f"#part-{part}").wait_for(state="visible")
 
     def _on_console(self, message: ConsoleMessage) -> None:
-        # Which answers had failed says `_on_response`, more exactly.
+        # `_on_response` records failed answers in more detail.
         if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
             self.faults.append(message.text)
 

@@ -1,7 +1,7 @@
-"""A standalone cluster of Spark on this machine, from the pip package: a master and workers of one core as processes.
+"""A standalone Spark cluster on this machine, from the pip package: a master and workers of one core, as processes.
 
-They are started as docs/operating.md tells operators to. Every worker has a process group of its own, with its
-executors in it, and is ended by its process id.
+They are started as docs/operating.md recommends. Every worker has its own process group, which includes its executors,
+and is ended by its process id.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from typing import Any, Self
 from urllib.error import URLError
 from urllib.request import urlopen
 
+from ports import reserve_port
+
 import tidegate
 from tidegate.pipeline.java import java_home
 
@@ -28,11 +29,11 @@ LOOPBACK = "127.0.0.1"
 
 
 class Cluster:
-    """Use it in `with`: it is up when both workers are known to the master, and ended whatever happens."""
+    """A context manager that runs a cluster. It starts when the master knows both workers, and always ends them."""
 
     def __init__(self, directory: Path, workers: int = 2) -> None:
         self._directory = directory
-        self._port, self._page_port = free_port(), free_port()
+        self._port, self._page_port = reserve_port(), reserve_port()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._workers = workers
         self.environment = os.environ | {
@@ -66,11 +67,11 @@ class Cluster:
         self._end()
 
     def kill_worker(self) -> None:
-        """A machine goes: a worker and its executors end at once."""
+        """Kills a worker and its executors together, as if a machine failed."""
         kill_group(self._processes.pop())
 
     def state(self) -> dict[str, Any]:
-        """The master's own view."""
+        """Returns the state as the master reports it."""
         with urlopen(f"http://{LOOPBACK}:{self._page_port}/json/", timeout=10) as page:
             found: dict[str, Any] = json.load(page)
         return found
@@ -103,7 +104,7 @@ class Cluster:
         return "\n".join(path.read_text()[-2000:] for path in sorted(self._directory.glob("*.log")))
 
     def _end(self) -> None:
-        """Workers first: a master that goes makes them look for it."""
+        """Ends the workers first, because they would search for a master that has ended."""
         while self._processes:
             kill_group(self._processes.pop())
 
@@ -112,8 +113,3 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as server:
-        return int(server.getsockname()[1])

@@ -1,4 +1,5 @@
-"""The oracle of the air-quality pipeline: the same in plain Python, message by message; and rows like the source's."""
+"""The oracle of the air-quality pipeline: the same in plain Python, message by message; and rows as the source makes
+them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ Key = tuple[str, str, datetime]
 
 
 class Message(NamedTuple):
-    """A body that could be read, or why it could not."""
+    """A body that could be read, or the reason why it could not."""
 
     body: Mapping[str, Any] | None
     queue: int
@@ -70,7 +71,7 @@ def _row(message: Message) -> tuple[Any, ...]:
 
 @dataclass
 class PlainAirQuality:
-    """Feed it the batches; then look at what it has."""
+    """Computes the expected tables from batches."""
 
     settings: Settings
     watermark: datetime | None = None
@@ -119,7 +120,7 @@ class PlainAirQuality:
         return datetime.fromtimestamp((time.timestamp() // width_s + 1) * width_s, UTC)
 
     def windows(self) -> dict[Key, tuple[float, float, int]]:
-        """Mean, maximum and count of the closed ones, by station, pollutant and start."""
+        """Returns the mean, maximum and count of the closed windows, by station, pollutant and start."""
         values: dict[Key, list[float]] = defaultdict(list)
         for (station, pollutant, time), value in self.readings.items():
             end = self._end(time)
@@ -134,7 +135,7 @@ class PlainAirQuality:
 
 
 def plain_alerts(means: Mapping[Key, float], watermark: datetime, settings: Settings) -> Iterator[Alert]:
-    """Walks along the windows of each station and pollutant."""
+    """Yields the alerts of the windows of each station and pollutant, in order of time."""
     width = timedelta(seconds=settings.window_s)
     for (station, pollutant, start), mean in means.items():
         threshold = settings.thresholds.get(pollutant, math.inf)
@@ -152,7 +153,7 @@ def plain_alerts(means: Mapping[Key, float], watermark: datetime, settings: Sett
 
 
 def disorder(random: Random, notifications: Sequence[Mapping[str, Any]], within: timedelta) -> list[Mapping[str, Any]]:
-    """As they may come: each at most so much later than it should."""
+    """Returns the notifications in random order, each at most `within` later than it should be."""
     delays = [within * random.random() for _ in notifications]
     order = sorted(
         range(len(notifications)), key=lambda i: datetime.fromisoformat(notifications[i]["time"]) + delays[i]
@@ -161,13 +162,13 @@ def disorder(random: Random, notifications: Sequence[Mapping[str, Any]], within:
 
 
 def rows_of(out: Path, table: str) -> list[dict[str, Any]]:
-    """As any program reads them."""
+    """Returns the rows of a table, read as by any other program."""
     rows: list[dict[str, Any]] = pyarrow.parquet.read_table(out / table).to_pylist()
     return rows
 
 
 def check(out: Path, expected: PlainAirQuality) -> None:
-    """All tables have exactly what they should, once."""
+    """Checks that all tables have exactly the expected rows, once."""
     kept = Counter((row["station"], row["pollutant"], row["time"], row["value"]) for row in rows_of(out, "readings"))
     assert kept == Counter((*key, value) for key, value in expected.readings.items())
     late = Counter((row["station"], row["pollutant"], row["time"], row["value"]) for row in rows_of(out, "late"))

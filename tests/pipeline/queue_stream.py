@@ -2,7 +2,7 @@
 
     python queue_stream.py ADDRESS QUEUE DIRECTORY [MASTER]
 
-Every batch is a directory named after it, which a replay overwrites; it ends when the queue is empty.
+Every batch becomes a directory named after it, which a replay overwrites. The program ends when the queue is empty.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Air quality: what each function makes of a table is what a plain program makes of the same rows."""
+"""Air quality: each function returns the same as a plain program for the same rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 GOOD: dict[str, Any] = {"station": "28079004", "name": "Plaza", "time": "2026-01-01T00:00:00Z", "NO2": 41.0}
 
-# As the European Environment Agency prints them, for whole numbers.
+# As the European Environment Agency publishes them, for whole numbers.
 PUBLISHED = """
 PM2.5  0-5   6-15    16-50    51-90    91-140   141-
 PM10   0-15  16-45   46-120   121-195  196-270  271-
@@ -87,7 +87,7 @@ def test_the_index_has_the_published_bands_with_their_ends(spark: SparkSession) 
                 cases.append((pollutant, math.nextafter(float(high), math.inf), level + 1))
     stations = [
         (str(number), pollutant, mean) for number, (pollutant, mean, _level) in enumerate(cases)
-    ]  # one station a case
+    ]  # one station per case
 
     found = {row["station"]: (row["index"], row["band"], row["pollutant"]) for row in index_of(spark, stations)}
 
@@ -109,7 +109,7 @@ def test_the_index_of_a_station_is_that_of_its_worst_pollutant(spark: SparkSessi
         ],
     )
 
-    # b: both are moderate; c: no index is defined for it.
+    # b: both are moderate; c: no index is defined for its pollutant.
     assert {row["station"]: (row["index"], row["pollutant"]) for row in found} == {"a": (4, "O3"), "b": (3, "NO2")}
 
 
@@ -120,8 +120,8 @@ def index_of(spark: SparkSession, means: list[tuple[str, str, float]]) -> list[A
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_alerts_do_not_depend_on_when_windows_are_closed(spark: SparkSession, seed: int) -> None:
-    """Windows of some stations and pollutants, with gaps, closed in batches of random width: together the batches give
-    the alerts that one walk along all windows gives."""
+    """Windows of some stations and pollutants, with gaps, are closed in batches of random width. Together the batches
+    give the same alerts as one pass over all windows."""
     random = Random(seed)
     settings = Settings(thresholds={"NO2": 180.0, "O3": 120.0}, windows=random.choice([2, 3]))
     means: dict[Key, float] = {
@@ -141,7 +141,7 @@ def test_alerts_do_not_depend_on_when_windows_are_closed(spark: SparkSession, se
         exceeding = air_quality.exceedances(closed, runs, settings).persist()
         watermark_us = int(watermark.timestamp()) * 1_000_000
         found += [as_alert(row) for row in air_quality.alerts(exceeding, watermark_us, settings).collect()]
-        # From here on they are rows, as when they come back from a file.
+        # From here on they are rows, as if read from a file.
         runs = spark.createDataFrame(air_quality.open_runs(exceeding, watermark_us, settings).collect(), RUN_SCHEMA)
         exceeding.unpersist()
 

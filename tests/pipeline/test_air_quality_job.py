@@ -1,4 +1,4 @@
-"""The air-quality job: its tables are what a plain program makes of the same messages, however often it dies."""
+"""The air-quality job: its tables are those of a plain program for the same messages, however often it dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SETTINGS = Settings(thresholds={"NO2": 120.0, "O3": 60.0})
 
 
 def batches_of_messages(seed: int, count: int) -> list[list[Message]]:
-    """Two days of four stations, in disorder within the watermark; some twice, some bad, some much too late."""
+    """Returns two days of four stations, out of order within the watermark. Some are duplicate, bad or far too late."""
     random = Random(seed)
     notifications: list[Mapping[str, Any]] = list(
         islice(readings(seed, START, timedelta(minutes=20), STATIONS[:4]), 4 * 3 * 48)
@@ -44,10 +44,11 @@ def batches_of_messages(seed: int, count: int) -> list[list[Message]]:
     return [messages[begin:end] for begin, end in pairwise(cuts)]
 
 
+@pytest.mark.crash
 @pytest.mark.timeout(600)
 def test_batches_that_are_done_again_leave_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
-    """A driver that dies leaves the parts of its batch that were complete; whatever those are, the batch is done again
-    with the same rows, in another order, and the tables are as if nothing had happened."""
+    """A driver that dies leaves the complete parts of its batch behind. Whatever these are, the batch is repeated with
+    the same rows in another order, and the tables are as if nothing had happened."""
     expected, random = PlainAirQuality(SETTINGS), Random(5)
     history = History(tmp_path / "out")
     with history.open(SETTINGS, "readings"):
@@ -58,7 +59,7 @@ def test_batches_that_are_done_again_leave_each_row_once(spark: SparkSession, tm
             lose_from(tmp_path / "out", batch, first=random.choice(TABLES))
             shuffled = random.sample(messages, len(messages))
             doing.on_batch(frame(spark, shuffled), batch)
-            # Its state is there: nothing is done, and the rows are not looked at.
+            # Its state exists, so nothing is done, and the rows are not read.
             doing.on_batch(frame(spark, messages[:1]), batch)
 
     check(tmp_path / "out", expected)
@@ -71,7 +72,7 @@ def test_batches_that_are_done_again_leave_each_row_once(spark: SparkSession, tm
 
 
 def lose_from(out: Path, batch: int, first: str) -> None:
-    """What a driver has left that died before it had written this table."""
+    """Removes what a driver would not have written if it had died before this table."""
     shutil.rmtree(out / "state" / f"batch={batch}")
     for table in TABLES[TABLES.index(first) :]:
         for part in (out / table).glob(f"day=*/batch={batch}"):
@@ -79,7 +80,7 @@ def lose_from(out: Path, batch: int, first: str) -> None:
 
 
 def test_a_batch_that_fails_says_why_in_short(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark does not survive a long error from Python, and tells nobody."""
+    """Spark fails without a message on a long error from Python."""
     history = History(tmp_path / "out")
     failing = raise_error(lit("no such disk")).cast("string")
     messages = frame(spark, batches_of_messages(5, 1)[0]).withColumn("station", failing)

@@ -1,4 +1,4 @@
-"""On a real cluster a machine may go in the middle of a stream: every message comes through exactly once."""
+"""On a real cluster a machine may fail during a stream: every message comes through exactly once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield started
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
+@pytest.mark.cold_spark
 @pytest.mark.timeout(300)
 def test_a_machine_that_goes_in_the_middle_of_a_stream_loses_and_doubles_nothing(
     cluster: Cluster, broker: BrokerProcess, tmp_path: Path

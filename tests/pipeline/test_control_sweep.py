@@ -1,4 +1,4 @@
-"""Request pools over Spark give what a plain loop gives, and the chapter on them is the same."""
+"""Simulated request pools give the same results on Spark as in a plain loop, and the same chapter."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
 from tidegate.client.control import Control, Strategy
-from tidegate.evaluation.control_grid import Extent
-from tidegate.evaluation.control_policies import printed
-from tidegate.evaluation.control_simulated import Run, run_here, run_over, write_chapter
-from tidegate.pipeline.sweep import sweep
-from tidegate.simulation.request_pool import Case, Parameters, simulate_table
+from tidegate_lab.control.grid import Extent
+from tidegate_lab.control.policies import printed
+from tidegate_lab.control.request_pool import Case, Parameters, simulate_table
+from tidegate_lab.control.simulated import Run, run_here, run_over, write_chapter
+from tidegate_lab.sweep import sweep
 
 BRIEF = Parameters(clients=40, query_s=0.1, warm_up_s=0.5, measured_s=2.0)
 
@@ -23,11 +24,12 @@ def test_any_chunks_give_what_a_plain_loop_gives(spark: SparkSession, tmp_path: 
     cases = [Case(BRIEF, control, seed) for control in controls for seed in range(4)]
     cases.append(Case(replace(BRIEF, timeout_s=0.5, is_conflating=True), Control(), 1))
     table = sweep(spark, simulate_table, cases, tmp_path, chunk_s=1e-3)
-    # Not `equals`: what was not there to be measured is NaN, which equals nothing.
+    # `equals` does not work, because a missing measurement is NaN, which equals nothing.
     assert repr(table.to_pylist()) == repr(simulate_table(cases).to_pylist())
     assert table["strategy"].to_pylist()[:4] == ["adaptive"] * 4
 
 
+@pytest.mark.evaluation
 def test_the_chapter_over_spark_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
     def write(name: str, run: Run) -> dict[str, str]:
         out = tmp_path / name

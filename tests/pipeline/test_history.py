@@ -1,4 +1,4 @@
-"""History: a directory goes on as it was begun, and a part of a table appears once."""
+"""History: a directory continues with the settings it was created with, and a part of a table appears once."""
 
 from __future__ import annotations
 

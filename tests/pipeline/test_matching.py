@@ -1,4 +1,4 @@
-"""Matching on Spark finds exactly what Filter.matches and a SQL join find, with an index that is whole or not used."""
+"""Matching on Spark finds exactly what Filter.matches and a SQL join find. An incomplete index is never used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Rows = list[tuple[Any, ...]]
 
 
 def draw_subscriptions(count: int, seed: int) -> Rows:
-    """One equality and two ranges, as the SQL join can say them too; ids with gaps, up to the largest."""
+    """Returns subscriptions of one equality and two ranges, which a SQL join can express too. Ids have gaps, and
+    include the largest."""
     rng = np.random.default_rng(seed)
     sites, lows, widths = (
         rng.integers(0, SITES, count),
@@ -152,11 +153,11 @@ def _as_attribute(value: Any) -> Any:
 def test_what_no_filter_can_compare_and_keys_that_name_nothing_are_refused(spark: SparkSession) -> None:
     nobody = IndexFiles(Path("nowhere"), Manifest((), 0, 0, 0), is_new=False)
     nested = spark.sql("SELECT 1 AS id, array(1, 2) AS many, 'x' AS error")
-    with pytest.raises(ConfigError, match=r"C431: the column many is array<int>"):
+    with pytest.raises(ConfigError, match=r"C431: the column many has the type array<int>"):
         match(nested, nobody)
-    with pytest.raises(ConfigError, match=r"C431: the key number of the notifications is missing; .* id, many"):
+    with pytest.raises(ConfigError, match=r"C431: the key column number of the notifications is missing; .* id, many"):
         match(nested, nobody, keys=("number",))
-    with pytest.raises(ConfigError, match=r"C431: the key error .* is the name of a result"):
+    with pytest.raises(ConfigError, match=r"C431: the key column error .* is reserved for the result"):
         match(nested, nobody, keys=("id", "error"))
     with pytest.raises(ConfigError, match=r"C431: there is no binary column error"):
         match(nested, nobody, body="error")
@@ -192,7 +193,7 @@ def test_a_build_that_dies_leaves_nothing_that_is_used(spark: SparkSession, tmp_
     rows = [(n, f"a=={n}") for n in range(20)]
     table = spark.createDataFrame(rows, "id long, filter string")
     place = build_index(table, tmp_path / "other", partitions=3).directory.name
-    # One of three partitions cannot be written: where its file goes there is a directory that is not empty.
+    # One of three partitions cannot be written, because a non-empty directory is in the place of its file.
     in_the_way = tmp_path / "index" / place / "partition-00001.index"
     (in_the_way / "full").mkdir(parents=True)
     with pytest.raises(Unavailable, match=r"U711.*start again"):
@@ -240,14 +241,16 @@ def test_bad_filters_can_be_set_aside(spark: SparkSession, tmp_path: Path) -> No
 def test_tables_of_another_shape_and_places_that_cannot_be_mapped_are_refused(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match=r"C430: the column id of the subscriptions is string; give it, as long"):
+    with pytest.raises(
+        ConfigError, match=r"C430: the column id of the subscriptions has the type string; provide it as long"
+    ):
         build_index(spark.sql("SELECT '1' AS id, 'a' AS filter"), tmp_path)
     with pytest.raises(ConfigError, match=r"C430: the column filter of the subscriptions is missing"):
         build_index(spark.sql("SELECT 1 AS id, 'a' AS wanted"), tmp_path)
     table = spark.sql("SELECT 1 AS id, 'a' AS filter")
-    with pytest.raises(ConfigError, match=r"C432: the index directory is 's3:/bucket/index'"):
+    with pytest.raises(ConfigError, match=r"C432: the index directory 's3:/bucket/index' is not on a file system"):
         build_index(table, Path("s3://bucket/index"))
-    with pytest.raises(ConfigError, match=r"C413: the partitions are 0"):
+    with pytest.raises(ConfigError, match=r"C413: the number of partitions is 0"):
         build_index(table, tmp_path, partitions=0)
 
 
@@ -259,7 +262,7 @@ def test_a_queue_is_matched_once_also_over_a_restart(
     bodies: list[Any] = [{"station": f"28{n:03}", "NO2": 3 * n, "open": n % 2 == 0} for n in range(90)]
     bodies += [42, "text", {}, {"deep": {"a": 1}}]
     out = str(tmp_path / "out")
-    with httpx.Client(base_url=broker.http) as client:
+    with httpx.Client(base_url=broker.http, timeout=60) as client:
         queue = QueueClient(client, physical_queues=3)
         messages = spark.readStream.format("tidegate").options(queue=queue.name, address=broker.native).load()
         queue.enqueue(*bodies[:50])
@@ -288,6 +291,7 @@ def _pipeline_match(*arguments: str) -> Outcome:
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
+@pytest.mark.cold_spark
 @pytest.mark.timeout(500)
 def test_the_command_matches_tables_and_says_what_it_did(spark: SparkSession, tmp_path: Path) -> None:
     subscriptions, notifications, out = (str(tmp_path / name) for name in ("subs", "notes", "out"))
@@ -299,7 +303,7 @@ def test_the_command_matches_tables_and_says_what_it_did(spark: SparkSession, tm
     done = _pipeline_match(*tables, "--out", out, "--bad-filters", "skip", "--partitions", "2")
     assert done.code == 0, done.err
     assert "index of 2 subscriptions built: 2 partitions" in done.err
-    assert "1 bad filters are set aside" in done.err
+    assert "1 invalid filters are set aside" in done.err
     summary = done.lines[-1]
     assert summary.pop("seconds") > 0
     assert summary == {
@@ -317,9 +321,9 @@ def test_the_command_matches_tables_and_says_what_it_did(spark: SparkSession, tm
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
-        (("--notifications", "notes", "--once"), "C417: --once is for a queue"),
-        (("--queue", "air", "--key", "id"), "C417: --key is for a table"),
-        (("--queue", "air", "--out", "."), "C434: '.' is there already"),
+        (("--notifications", "notes", "--once"), "C417: --once works only with --queue"),
+        (("--queue", "air", "--key", "id"), "C417: --key cannot be combined with --queue"),
+        (("--queue", "air", "--out", "."), "C434: '.' already exists"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused_before_spark_starts(

@@ -1,4 +1,4 @@
-"""A job tells of its progress by notifications, unless it is told to publish nothing."""
+"""A job publishes its progress as notifications, unless this is disabled."""
 
 from __future__ import annotations
 

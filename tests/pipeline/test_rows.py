@@ -1,4 +1,4 @@
-"""Rows as the sink sends them: against what Python makes of them one by one, and what it cannot send."""
+"""Rows as the sink sends them, compared with Python's conversion one by one; and rows that it cannot send."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def body_of(message: NewMessage) -> Any:
 
 
 def expected(value: Any) -> Any:
-    """What Python makes of a value, without Arrow."""
+    """Returns a value as Python converts it, without Arrow."""
     if isinstance(value, datetime.datetime):
         return value.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z")
     return (
@@ -145,14 +145,14 @@ def test_a_payload_is_the_notifications() -> None:
 @pytest.mark.parametrize(
     ("schema", "shown"),
     [
-        ("n int, raw binary", "raw is binary"),
-        ("n int, list array<int>", "list is array<int>"),
-        ("n int, map map<string, int>", "map is map<string,int>"),
-        ("n int, record struct<a: int>", "record is struct<a:int>"),
-        ("n int, pause interval day to second", "pause is interval"),
-        ("n int, _group string", "_group says nothing about a notification"),
-        ("n int, _queue int", "_queue says nothing"),
-        ("n int, _payload string", "_payload is string"),
+        ("n int, raw binary", "raw has the type binary"),
+        ("n int, list array<int>", "list has the type array<int>"),
+        ("n int, map map<string, int>", "map has the type map<string,int>"),
+        ("n int, record struct<a: int>", "record has the type struct<a:int>"),
+        ("n int, pause interval day to second", "pause has the type interval"),
+        ("n int, _group string", "_group has no meaning for a notification"),
+        ("n int, _queue int", "_queue has no meaning"),
+        ("n int, _payload string", "_payload has the type string"),
         ("a int, a string", "two columns are named a"),
     ],
 )
@@ -164,14 +164,14 @@ def test_what_cannot_be_published_is_told_at_the_start(schema: str, shown: str) 
 @pytest.mark.parametrize(
     ("schema", "shown"),
     [
-        ("n int, pause interval day to second", "pause is interval"),
-        ("n int, list array<interval year to month>", "list is array"),
-        ("n int, map map<int, string>", "map is map<int,string>"),
-        ("n int, _payload binary", "_payload says nothing about a message"),
-        ("n int, _group int", "_group is int"),
-        ("n int, _headers map<string, int>", "_headers is map<string,int>"),
-        ("_body string", "_body is string"),
-        ("_body binary, a int, b int", "_body and a, b do not go together"),
+        ("n int, pause interval day to second", "pause has the type interval"),
+        ("n int, list array<interval year to month>", "list has the type array"),
+        ("n int, map map<int, string>", "map has the type map<int,string>"),
+        ("n int, _payload binary", "_payload has no meaning for a message"),
+        ("n int, _group int", "_group has the type int"),
+        ("n int, _headers map<string, int>", "_headers has the type map<string,int>"),
+        ("_body string", "_body has the type string"),
+        ("_body binary, a int, b int", "_body cannot be combined with a, b"),
         ("_group string", "no column that is an attribute of a message"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which settings a session has, by where it runs."""
+"""The settings of a Spark session, by the place where it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink against a real broker: rows arrive as what they are, and once, whatever is repeated and whoever dies."""
+"""The sink with a real broker: rows arrive unchanged and once, whatever is repeated and whichever process dies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tidegate.pipeline.rows import NotificationRows
 from tidegate.pipeline.sink import Key, RowWriter, Written, _publish, write_rows
 from tidegate.pipeline.source import TidegateSource
 
-# Spark's workers do not find this module by its name.
+# Spark's workers cannot import this module by its name.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 
 NOWHERE = "tidegate://127.0.0.1:1"
@@ -66,7 +66,7 @@ def make_queue(connection: SyncConnection, **settings: Any) -> str:
 
 
 def kept(connection: SyncConnection, queue: str) -> list[Message]:
-    """Everything that is in a queue."""
+    """Returns everything in a queue."""
     levels = connection.queue(queue).levels()
     return [
         message
@@ -100,7 +100,7 @@ def failure_of(work: Callable[[], object]) -> TidegateError:
     return to_error(raised.value)
 
 
-# What arrives.
+# Delivered rows.
 
 
 def test_rows_are_messages(spark: SparkSession, broker: BrokerProcess, connection: SyncConnection, queue: str) -> None:
@@ -142,7 +142,7 @@ def test_rows_are_notifications(spark: SparkSession, broker: BrokerProcess, conn
 
 
 class FailOnceSource(TidegateSource):
-    """Its tasks fail when they have sent everything, and are tried again."""
+    """A source whose tasks fail after they have sent everything, and are then retried."""
 
     @classmethod
     def name(cls) -> str:
@@ -165,7 +165,7 @@ class FailOnceWriter(RowWriter):
 
 
 def reverse(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in another order, as after a shuffle."""
+    """Yields the rows of a partition in another order, as after a shuffle."""
     for batch in reversed(list(batches)):
         yield batch.take(pa.array(range(len(batch) - 1, -1, -1)))
 
@@ -190,7 +190,7 @@ SCHEMA = StructType([StructField("n", LongType()), StructField("mark", StringTyp
 
 
 def shuffled(rows: int, mark: str, seed: int) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition in some order, in batches of some size."""
+    """Yields the rows of a partition in random order, in batches of random size."""
     chance = random.Random(seed)
     order = chance.sample(range(rows), rows)
     table = pa.table({"n": order, "mark": [mark] * rows})
@@ -248,7 +248,7 @@ def test_of_tasks_that_run_twice_at_a_time_each_row_comes_once(
     def write(seed: int) -> int:
         try:
             return write_rows(options, SCHEMA, key, shuffled(20_000, mark, seed)).rows
-        except NotAllowed:  # its twin speaks for the publisher now
+        except NotAllowed:  # its twin uses the publisher's name now
             return 0
 
     with ThreadPoolExecutor(3) as twins:
@@ -257,7 +257,7 @@ def test_of_tasks_that_run_twice_at_a_time_each_row_comes_once(
 
 
 class Files:
-    """Files of rows, read as a stream one file a micro-batch, and what the query knows about them."""
+    """Files of rows that are read as a stream, one file per micro-batch, and the checkpoint of the query."""
 
     def __init__(self, directory: Path) -> None:
         self.rows = directory / "rows"
@@ -277,13 +277,13 @@ class Files:
         return reader.json(str(self.rows)).repartition(2, "n")
 
     def write(self, rows: DataFrame, broker: BrokerProcess, **options: str) -> None:
-        """Until all files are read."""
+        """Runs the query until all files are read."""
         writer = rows.writeStream.format("tidegate").options(address=broker.native, **options)
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         assert query.awaitTermination(PATIENCE_S)
 
     def forget_last_commit(self) -> None:
-        """As after a crash before Spark has noted that the batch is done."""
+        """Removes the last commit, as after a crash before Spark has recorded that the batch is done."""
         commits = self.checkpoint / "commits"
         last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
         (commits / str(last)).unlink()
@@ -379,6 +379,8 @@ query.awaitTermination()
 """
 
 
+@pytest.mark.crash
+@pytest.mark.cold_spark
 @pytest.mark.timeout(3 * DRIVER_S)
 def test_a_driver_that_is_killed_while_it_writes_and_while_it_commits_doubles_nothing(
     broker: BrokerProcess, connection: SyncConnection, queue: str, tmp_path: Path
@@ -398,7 +400,7 @@ def test_a_driver_that_is_killed_while_it_writes_and_while_it_commits_doubles_no
                 assert time.monotonic() < deadline_s
                 time.sleep(0.05)
         finally:
-            # The driver and its Java, at once.
+            # The driver and its Java process together.
             if driver.poll() is None:
                 os.killpg(driver.pid, signal.SIGKILL)
         assert driver.wait() == (0 if stop_in == "never" else -signal.SIGKILL)
@@ -417,7 +419,7 @@ def test_a_queue_that_is_full_is_waited_for(
     queue = make_queue(connection, messages_max=100, physical_queues=1)
     rows = spark.range(0, 60, 1, 1).select(f.col("id").alias("n"))
     append(rows, broker, queue=queue)
-    error = failure_of(lambda: append(rows, broker, queue=queue, retryTimeoutS=5))
+    error = failure_of(lambda: append(rows, broker, queue=queue, retryTimeoutS=1))
     assert (error.code, len(kept(connection, queue))) == ("L608", 60)
 
     def empty() -> None:
@@ -473,4 +475,4 @@ def test_a_broker_that_is_away_is_told_with_the_cure(spark: SparkSession, option
     rows = spark.range(1).select(f.col("id").alias("n"))
     writer = rows.write.format("tidegate").options(address=NOWHERE, retryTimeoutS="0.5", **options).mode("append")
     error = failure_of(writer.save)
-    assert (error.code, error.remedy[:9]) == ("U710", "see to it")
+    assert (error.code, error.remedy.startswith("check that the broker is running")) == ("U710", True)

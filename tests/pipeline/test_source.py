@@ -1,4 +1,4 @@
-"""A logical queue as a table and a stream of Spark: nothing lost, nothing twice, whatever ends."""
+"""A logical queue as a table and a stream of Spark: nothing is lost or duplicated, whichever process ends."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ import pytest
 from broker_process import BrokerProcess
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from seeds import SEED
 
 from tidegate import NewMessage, SyncConnection, SyncQueue, connect_sync
 from tidegate.errors import ConfigError, NoSuchQueue, QueueError, TidegateError, Unavailable
@@ -59,7 +60,7 @@ def eventually(is_so: Callable[[], bool], what: str) -> None:
 
 
 class World:
-    """A query on a queue, into a list of batches; its checkpoint is kept from one run to the next."""
+    """A query that reads a queue into a list of batches. Its checkpoint is kept between runs."""
 
     def __init__(self, spark: SparkSession, address: str, queue: str, directory: Path) -> None:
         self.spark = spark
@@ -73,7 +74,7 @@ class World:
         return frame.writeStream.foreachBatch(self._keep).option("checkpointLocation", self.checkpoint)
 
     def run(self, **options: str) -> Any:
-        """Everything that is there, and the query."""
+        """Reads everything available, and returns the query."""
         query = self.start(**options).trigger(availableNow=True).start()
         query.awaitTermination(WAIT_S)
         assert not query.isActive
@@ -85,7 +86,7 @@ class World:
         return to_error(caught.value)
 
     def numbers(self) -> list[int]:
-        """A batch that was replayed counts once, as a sink that knows its number has it."""
+        """Returns the numbers read. A replayed batch counts once, as in a sink that knows its number."""
         return sorted(number for numbers in dict(self.batches).values() for number in numbers)
 
     def _keep(self, batch: DataFrame, number: int) -> None:
@@ -194,6 +195,25 @@ class TestStream:
         assert lines
         assert all(line.startswith("numbers: ") for line in lines)
 
+    def test_follow_stops_the_query_when_it_is_interrupted_in_a_call_of_java(
+        self, world: World, queue: SyncQueue, spark: SparkSession
+    ) -> None:
+        """An exception between a call and its answer would pass the answer to the next call."""
+        put(queue, *range(10))
+        query = world.start().queryName("numbers").start()
+
+        def call_java(_line: str) -> None:
+            interrupting = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
+            interrupting.start()
+            while interrupting.is_alive():
+                assert query.isActive
+            interrupting.join()
+
+        with pytest.raises(KeyboardInterrupt):
+            follow([query], show=call_java)
+        assert not query.isActive
+        assert spark.range(7).count() == 7
+
 
 class TestFaults:
     def test_wrong_options_fail_at_once(self, world: World) -> None:
@@ -226,12 +246,13 @@ class TestFaults:
         put(queue, *range(20))
         error = world.failure()
         assert isinstance(error, ConfigError)
-        assert "made anew" in error.message
+        assert "created again" in error.message
 
     def test_a_queue_dropped_while_it_is_read(self, world: World, queue: SyncQueue) -> None:
         query = world.start().start()
         put(queue, 1)
-        eventually(lambda: world.numbers() == [1], "the first row")
+        eventually(lambda: world.numbers() == [1] or not query.isActive, "the first row")
+        assert query.isActive, query.exception()
         queue.drop()
         eventually(lambda: not query.isActive, "the end of the query")
         assert to_error(query.exception()).code == "Q901"
@@ -256,6 +277,7 @@ class TestFaults:
         assert isinstance(error, Unavailable)
         assert "127.0.0.1:9" in error.message
 
+    @pytest.mark.crash
     def test_a_broker_that_comes_back_and_one_that_does_not(self, spark: SparkSession, tmp_path: Path) -> None:
         with BrokerProcess() as broker:
             with connect_sync(broker.native) as connection:
@@ -280,12 +302,13 @@ class TestFaults:
 
 
 class TestKilledDriver:
+    @pytest.mark.crash
+    @pytest.mark.cold_spark
     @pytest.mark.timeout(300)
     def test_nothing_is_lost_or_twice(self, broker: BrokerProcess, queue: SyncQueue, tmp_path: Path) -> None:
-        """The program is killed with all its processes at random moments while it streams, and started again."""
-        seed = random.randrange(1 << 32)
-        print(f"seed {seed}")
-        moments = random.Random(seed)
+        """The program is killed with all its processes at random moments while it streams, and restarted."""
+        print(f"seed {SEED}")
+        moments = random.Random(SEED)
         put(queue, *range(3000))
         program = str(Path(__file__).with_name("queue_stream.py"))
         command = [sys.executable, program, broker.native, queue.name, str(tmp_path)]

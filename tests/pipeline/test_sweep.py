@@ -1,4 +1,4 @@
-"""A sweep over Spark gives what a plain loop gives, runs no case twice, and says which case fails."""
+"""A sweep on Spark returns the same as a plain loop, runs no case twice, and reports which case fails."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from pyspark.sql import SparkSession
 from toy_simulation import Toy
 
 from tidegate.errors import ConfigError
-from tidegate.evaluation.queues import evaluate_queues, run_over
-from tidegate.evaluation.queues_simulated import Extent, Run, run_here, write_chapter
-from tidegate.pipeline.sweep import progress_line, sources_of, sweep, version_of
-from tidegate.simulation.message_queue import SET_A, Case, Method, simulate_table
+from tidegate_lab.queues.evaluation import evaluate_queues, run_over
+from tidegate_lab.queues.message_queue import SET_A, Case, Method, simulate_table
+from tidegate_lab.queues.simulated import Extent, Run, run_here, write_chapter
+from tidegate_lab.sweep import progress_line, sources_of, sweep, version_of
 
 WAIT_S = 100
 
 
 @pytest.fixture(scope="module")
 def sparks(spark: SparkSession) -> SparkSession:
-    """Spark whose workers can import the simulation of these tests."""
+    """Returns a Spark session whose workers can import the simulation of these tests."""
     spark.sparkContext.addPyFile(toy_simulation.__file__)
     return spark
 
@@ -61,7 +61,7 @@ def test_the_rows_are_in_the_order_of_the_cases_even_of_one_that_is_there_twice(
 
 
 def test_a_result_that_is_there_twice_counts_once(sparks: SparkSession, tmp_path: Path) -> None:
-    """As when executors outlive their driver, and write what the next one has run too."""
+    """This happens if executors outlive their driver, and write results that the next one has too."""
     toys = [Toy(number) for number in range(3)]
     expected = sweep(sparks, toy_simulation.simulate, toys, tmp_path)
     for file in list(tmp_path.iterdir()):
@@ -84,7 +84,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tidegate.pipeline.session import spark_session
-from tidegate.pipeline.sweep import sweep
+from tidegate_lab.sweep import sweep
 from toy_simulation import Toy, simulate
 
 results, marks, count = sys.argv[1:]
@@ -93,6 +93,8 @@ sweep(spark_session("local[2]", spark__driver__memory="1g"), simulate, toys, Pat
 """
 
 
+@pytest.mark.crash
+@pytest.mark.cold_spark
 @pytest.mark.timeout(2 * WAIT_S)
 def test_a_sweep_whose_driver_was_killed_goes_on_where_it_was(sparks: SparkSession, tmp_path: Path) -> None:
     results, marks, count = tmp_path / "results", tmp_path / "marks", 400
@@ -104,7 +106,7 @@ def test_a_sweep_whose_driver_was_killed_goes_on_where_it_was(sparks: SparkSessi
         env=clean_environment() | {"PYTHONPATH": path},
     )
     try:
-        # More files than the driver writes itself: executors are at work.
+        # More files than the driver writes itself, so the executors are working.
         wait_until(lambda: len(list(results.glob("*.parquet"))) > 15, driver)
     finally:
         driver.send_signal(signal.SIGKILL)
@@ -135,7 +137,7 @@ def test_a_case_that_fails_is_named_and_the_others_are_kept(sparks: SparkSession
     with pytest.raises(ConfigError) as raised:
         sweep(sparks, toy_simulation.simulate, wrong, results)
     assert raised.value.code == "C436"
-    assert "2 of 40 cases fail in toy_simulation:simulate" in raised.value.message
+    assert "2 of 40 cases failed in toy_simulation:simulate" in raised.value.message
     assert any(f"{wrong[number]!r}: ZeroDivisionError: there is no {number}" in str(raised.value) for number in (7, 31))
     before = toy_simulation.runs_of(marks)
     assert sweep(sparks, toy_simulation.simulate, toys, results).equals(
@@ -198,9 +200,9 @@ def test_the_code_of_a_simulation_is_what_it_imports_from_its_project(
 
 
 def test_the_code_of_the_request_pool_has_its_kernel_and_the_clients_machines() -> None:
-    modules = set(sources_of("tidegate.simulation.request_pool"))
-    assert {"tidegate.simulation.request_pool_kernel", "tidegate.client.control.backoff"} <= modules
-    assert not {"tidegate.simulation.message_queue", "tidegate.client.connection"} & modules
+    modules = set(sources_of("tidegate_lab.control.request_pool"))
+    assert {"tidegate_lab.control.request_pool_kernel", "tidegate.client.control.backoff"} <= modules
+    assert not {"tidegate_lab.queues.message_queue", "tidegate.client.connection"} & modules
 
 
 def test_a_spoilt_file_is_named(sparks: SparkSession, tmp_path: Path) -> None:
@@ -244,6 +246,7 @@ TINY = Extent(
 )
 
 
+@pytest.mark.evaluation
 def test_an_evaluation_over_spark_is_the_same(spark: SparkSession, tmp_path: Path) -> None:
     def evaluate(name: str, run: Run) -> dict[str, bytes]:
         out = tmp_path / name

@@ -1,4 +1,4 @@
-"""A simulation for tests: it squares, leaves a mark each time that it runs a case, and fails when it is told to."""
+"""A simulation for tests: it squares numbers, leaves a mark whenever it runs a case, and fails on request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 class Toy:
     number: int
     marks: str = ""
-    """Directory of the marks; none are left without one."""
+    """The directory of the marks. If it is empty, no marks are left."""
     takes_s: float = 0.0
     fails: bool = False
 
@@ -38,5 +38,5 @@ def _square(toy: Toy) -> int:
 
 
 def runs_of(marks: Path) -> list[int]:
-    """The number of a case for each time that it was run."""
+    """Returns the number of a case for each of its runs."""
     return sorted(int(mark.name.partition("-")[0]) for mark in marks.iterdir())

@@ -1,14 +1,16 @@
-"""The simulated host of elastic layers: slices come, go, crash, fall asleep and wake up, and so do coordinators and
-brokers, while clients publish and subscribe. Otherwise as `simulated_world`, whose laws must hold all the same.
+"""The simulated host of elastic layers: slices, coordinators and brokers join, leave, crash, are suspended and resume,
+while clients publish and subscribe. Otherwise it is like `simulated_world`, whose laws must hold here too.
 
-`ElasticWorld(seed).run()`; a failing seed replays exactly. What may happen is chosen by the seed, too: how slow each
-channel is, how often the configuration changes, whether anything dies.
+`ElasticWorld(seed).run()` runs a simulation, and a failing seed replays exactly. The seed also chooses the speed of
+each channel, how often the configuration changes, and whether anything dies.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 from simulated_world import World
 
@@ -18,30 +20,23 @@ from tidegate.layers.connection_point import Bounds, ConnectionPoint
 from tidegate.layers.control import Buried, Entry, Fence, ReadShare, Retire, Share
 from tidegate.layers.coordinator import Coordinator
 from tidegate.layers.exit_point import ExitPoint
-from tidegate.layers.frames import (
-    Change,
-    ChangeOk,
-    Deliver,
-    LayerFrame,
-    Outputs,
-    PublishAcknowledged,
-    SubscriptionEnded,
-)
+from tidegate.layers.frames import Change, ChangeOk, Deliver, Outputs
 from tidegate.layers.matcher import Matcher
 from tidegate.layers.reconfiguration import State, is_abortable, lost
 from tidegate.layers.selector import Configuration
+from tidegate.layers.session_events import Output, PublishAcknowledged, SessionEvent, SubscriptionEnded
 from tidegate.layers.slice import Slice
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number, is_connection_point
 
 REGISTRY = "registry"
 REST_STEPS = 60_000
-# So that a share takes several steps.
-matchers.MOVED_AT_ONCE = 2  # type: ignore[misc]
+# Few, so that moving a share takes several steps.
+MOVED_AT_ONCE = 2
 LAYERS = {"access-point": 3, "matcher": 4, "exit-point": 3}
 
 
 class SimulatedRegistry(Slice):
-    """Durable and linearizable: it does not crash, and answers one request at a time."""
+    """A durable and linearizable registry: it does not crash, and answers one request at a time."""
 
     def __init__(self) -> None:
         super().__init__(REGISTRY)
@@ -110,7 +105,7 @@ class ElasticWorld(World):
         self.laziness = rng.choice([(0.0,), (0.0, 0.0, 0.5, 0.9), (0.0, 0.0, 0.0, 0.97, 0.99)])
         self.lazy: dict[tuple[str, str], float] = {}
         self.made = {layer: len(getattr(self.configuration, layer.replace("-", "_") + "s")) for layer in LAYERS}
-        is_empty = seed % 11 == 3  # some begin with nobody
+        is_empty = seed % 11 == 3  # some worlds begin without slices
         for name in self.configuration.slices:
             del self.slices[name]
             if not is_empty:
@@ -161,14 +156,14 @@ class ElasticWorld(World):
 
     @property
     def leader(self) -> Coordinator | None:
-        """The coordinator, when it is there and awake."""
+        """Returns the coordinator, if it exists and is not suspended."""
         coordinator = self.coordinator
         if coordinator is None or coordinator.name not in self.slices or coordinator.name in self.asleep:
             return None
         return coordinator
 
     def strangers(self) -> list[str]:
-        """Connection Points that the leader has not heard of."""
+        """Returns the Connection Points that the leader does not know yet."""
         leader = self.leader
         return [
             point.name
@@ -197,7 +192,8 @@ class ElasticWorld(World):
             self.send(leader.name, leader.abort())
 
     def another(self, current: Configuration, dead: frozenset[str], *, is_recovery: bool) -> Configuration:
-        """Any layers grow, shrink, have a slice replaced, or are replaced as a whole; none of the dead stays."""
+        """Returns a configuration in which layers grow, shrink, or have some or all slices replaced. It contains no
+        dead slice."""
         rng, chosen = self.rng, []
         for layer, most in LAYERS.items():
             before = getattr(current, layer.replace("-", "_") + "s")
@@ -215,7 +211,7 @@ class ElasticWorld(World):
         access_points, matchers, exit_points = chosen
         return Configuration(0, access_points, matchers, exit_points)
 
-    # What goes wrong.
+    # Faults.
 
     def crash(self) -> None:
         rng = self.rng
@@ -242,11 +238,11 @@ class ElasticWorld(World):
             self.declare_dead(name)
         else:
             self.asleep.add(name)
-            if rng.random() < 0.85:  # else it is only slow
+            if rng.random() < 0.85:  # otherwise it is only slow
                 self.declare_dead(name)
 
     def crash_point(self, point: ConnectionPoint) -> None:
-        """A broker dies, or sleeps until it is declared dead; its publishers come back at another, and send again."""
+        """Kills a broker, or suspends it until it is declared dead. Its publishers reconnect to another, and resend."""
         self.points.remove(point)
         if self.rng.random() < 0.6:
             self.stop(point.name, cuts=True)
@@ -261,7 +257,7 @@ class ElasticWorld(World):
                 self.reconnect(publisher)
 
     def join_point(self) -> None:
-        """Another broker comes."""
+        """Adds a broker."""
         self.made_points += 1
         point = ConnectionPoint(self.made_points, "", Bounds())
         self.points.append(point)
@@ -273,7 +269,7 @@ class ElasticWorld(World):
         self.notices.append(name)
 
     def stop(self, name: str, *, cuts: bool) -> None:
-        """What goes to it is gone; of what it has sent, a part may still arrive when it was cut off."""
+        """Stops a slice. Frames to it are lost. If it was disconnected, part of what it has sent may still arrive."""
         self.slices.pop(name, None)
         for (source, address), frames in self.channels.items():
             if address == name:
@@ -286,9 +282,11 @@ class ElasticWorld(World):
         if self.asleep:
             self.asleep.discard(self.rng.choice(sorted(self.asleep)))
 
-    # What the network does.
+    # The network.
 
-    def send(self, source: str, outputs: Outputs) -> None:
+    def send(self, source: str, outputs: Sequence[Output]) -> None:
+        address: Any
+        frame: Any
         for address, frame in outputs:
             if isinstance(address, int):
                 self.tell(source, address, frame)
@@ -316,16 +314,16 @@ class ElasticWorld(World):
         else:
             self.send(address, part.handle(source, frame, self.now_s))
 
-    def tell(self, point: str, session: int, frame: LayerFrame) -> None:
+    def tell(self, point: str, session: int, event: SessionEvent) -> None:
         if point in self.declared:
             return  # its clients have gone
-        super().tell(point, session, frame)
-        if isinstance(frame, PublishAcknowledged):
-            publisher = next(each for each in self.publishers if each.name == frame.publisher)
-            for sequence in range(1, frame.sequence + 1):
+        super().tell(point, session, event)
+        if isinstance(event, PublishAcknowledged):
+            publisher = next(each for each in self.publishers if each.name == event.publisher)
+            for sequence in range(1, event.sequence + 1):
                 self.acknowledged_at.setdefault((publisher.name, sequence), self.step)
-        elif isinstance(frame, SubscriptionEnded):
-            self.ended_at[self.numbers[point, frame.client_id]] = self.step
+        elif isinstance(event, SubscriptionEnded):
+            self.ended_at[self.numbers[point, event.client_id]] = self.step
 
     def subscribe(self) -> None:
         super().subscribe()
@@ -336,6 +334,10 @@ class ElasticWorld(World):
     # A run.
 
     def run(self, steps: int = 400) -> None:
+        with patch.object(matchers, "MOVED_AT_ONCE", MOVED_AT_ONCE):
+            self._run(steps)
+
+    def _run(self, steps: int) -> None:
         rng = self.rng
         for number in range(rng.randint(1, 4)):
             self.add_publisher(f"publisher-{number}")
@@ -390,7 +392,7 @@ class ElasticWorld(World):
     # The laws.
 
     def check_no_ghosts(self, frame: Deliver) -> None:
-        """Nothing is delivered to a subscription whose end was acknowledged before it was published."""
+        """Checks that no notification goes to a subscription whose end was acknowledged before the publish."""
         for index in range(len(frame.batch)):
             sent_at = self.sent_at(frame.batch.publisher, frame.batch.first + index)
             for number in frame.ids[frame.offsets[index] : frame.offsets[index + 1]].tolist():
@@ -403,7 +405,7 @@ class ElasticWorld(World):
         super().check_laws()
 
     def check_rest(self) -> None:
-        """As at rest without elasticity; and everybody holds what the last configuration gives it."""
+        """Checks the laws at rest, and that every slice holds what the last configuration assigns to it."""
         current = self.store.state.current
         self.access_points = [self.slices[name] for name in current.access_points]
         self.matchers = [self.slices[name] for name in current.matchers]

@@ -1,8 +1,8 @@
-"""Load curves, and layers that serve them: what the autoscaler is tried on, with an oracle that knows the curve.
+"""Load curves and simulated layers for tests of the autoscaler, with an oracle that knows the curve.
 
-The layers are queues in a row, a second at a time: what a layer cannot do in a second waits for the next (a fluid with
-backlog), and within the second notifications wait as in an M/M/1 queue. A change takes its time: slices start, Matchers
-are busy with what moves, and at the switch everything stands still for a moment.
+The layers are queues in series, simulated second by second. Work that a layer cannot do in a second waits for the next
+(a fluid with backlog), and within a second notifications wait as in an M/M/1 queue. A change takes time: slices start,
+Matchers are busy with moving subscriptions, and at the switch everything pauses for a moment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from math import exp, log, pi, sin
 from random import Random
 
 from tidegate.devices import STATIONS, readings
-from tidegate.layers.autoscaler import Autoscaler, Counts, Layer, Measurement, ServiceLevel, SliceLoad
+from tidegate.layers.autoscaler import Autoscaler, Counts, Measurement, ServiceLevel, SliceLoad
+from tidegate.layers.layer import Layer
 
 EVERY_S = 5  # between two measurements
 BATCH = 16
@@ -30,7 +31,7 @@ MOVING_SHARE = 0.2  # of a Matcher's core, while subscriptions move
 
 @dataclass(frozen=True)
 class Curve:
-    """Notifications a second by the second; `steps` are when it jumps."""
+    """The rate of notifications for each second. `steps` are the times when it jumps."""
 
     name: str
     seconds: int
@@ -42,7 +43,7 @@ class Curve:
 
 
 def steps(*rates: tuple[int, float]) -> Curve:
-    """Each rate for its seconds."""
+    """Returns a curve that holds each rate for its seconds."""
     starts = list(accumulate((seconds for seconds, _ in rates), initial=0))
 
     def rate(now_s: float) -> float:
@@ -52,13 +53,13 @@ def steps(*rates: tuple[int, float]) -> Curve:
 
 
 def ramp(low: float, high: float, seconds: int) -> Curve:
-    """Up and down again."""
+    """Returns a curve that rises and falls."""
     half = seconds / 2
     return Curve("ramp", seconds, lambda now_s: low + (high - low) * (1 - abs(now_s - half) / half))
 
 
 def sine(low: float, high: float, seconds: int) -> Curve:
-    """Two days, of `seconds` in all."""
+    """Returns two days, compressed to `seconds`."""
     middle, swing = (low + high) / 2, (high - low) / 2
     return Curve("sine", seconds, lambda now_s: middle - swing * sin(pi / 2 + 4 * pi * now_s / seconds))
 
@@ -74,7 +75,7 @@ def bursts(base: float, burst: float, every_s: int, burst_s: int, seconds: int) 
 
 
 def flash_crowd(base: float, peak: float, at_s: int, fades_s: float, seconds: int) -> Curve:
-    """All come at once, and lose interest slowly."""
+    """Returns a curve that jumps to its peak and falls slowly."""
     return Curve(
         "flash crowd",
         seconds,
@@ -84,7 +85,7 @@ def flash_crowd(base: float, peak: float, at_s: int, fades_s: float, seconds: in
 
 
 def recorded(peak: float, minute_s: int = 3) -> Curve:
-    """The rhythm of two days of the Madrid stations: their NO2 every ten minutes, scaled, a minute in some seconds."""
+    """Returns the rhythm of two days of the Madrid stations: their NO2 every ten minutes, scaled and compressed."""
     stream = readings(7, datetime(2026, 3, 3, tzinfo=UTC), timedelta(minutes=10))
     sums = []
     for _ in range(2 * 24 * 6):
@@ -96,7 +97,7 @@ def recorded(peak: float, minute_s: int = 3) -> Curve:
 
 
 def then_quiet(curve: Curve, rate: float, seconds: int) -> Curve:
-    """The same curve, and then nearly nothing."""
+    """Returns the same curve, followed by a low rate."""
     return Curve(
         curve.name,
         curve.seconds + seconds,
@@ -107,7 +108,7 @@ def then_quiet(curve: Curve, rate: float, seconds: int) -> Curve:
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a notification in a layer: `decode` in each Matcher, the others divided by the slices."""
+    """CPU seconds per notification in a layer: `decode` in each Matcher, and the others divided among the slices."""
 
     access: float = 15e-6
     decode: float = 10e-6
@@ -125,7 +126,7 @@ class Costs:
 
 
 class IndexCosts(Costs):
-    """A Matcher that does not follow the law: with a tenth of the subscriptions it takes half of the time."""
+    """Costs of a Matcher that does not follow the law: with a tenth of the subscriptions it takes half the time."""
 
     def seconds(self, layer: Layer, count: int) -> float:
         return 90e-6 * count**-0.3 if layer is Layer.MATCHER else super().seconds(layer, count)
@@ -141,7 +142,7 @@ class Change:
 
 @dataclass
 class Layers:
-    """The layers under a load. `noise` is the standard deviation of what is measured, relative."""
+    """The layers under a load. `noise` is the relative standard deviation of the measurements."""
 
     counts: Counts
     costs: Costs = field(default_factory=Costs)
@@ -162,7 +163,7 @@ class Layers:
         self.wanted, self.switch_s = dict(wanted), now_s + START_S + moved / MOVES_PER_S
 
     def tick(self, now_s: float, rate: float) -> None:
-        """A second of load."""
+        """Simulates a second of load."""
         share = 1.0
         if self.wanted is not None and now_s >= self.switch_s:
             self.counts, self.wanted = self.wanted, None
@@ -206,7 +207,7 @@ class Layers:
 
 @dataclass
 class Run:
-    """What came of a curve."""
+    """The result of running a curve."""
 
     late_s: list[int] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
@@ -236,7 +237,8 @@ def run(curve: Curve, layers: Layers, autoscaler: Autoscaler, level: ServiceLeve
 
 
 def oracle_slice_seconds(curve: Curve, costs: Costs, level: ServiceLevel) -> int:
-    """Who knows the curve has at every second the fewest slices that are no busier than allowed, at no cost."""
+    """Returns the slice seconds of an oracle that knows the curve. At every second it has the fewest slices that are
+    not too busy, and changes cost nothing."""
     total = 0
     for now_s in range(curve.seconds):
         rate = curve.rate(now_s)

@@ -1,7 +1,7 @@
-"""The request pool once more, as a plain event loop that drives the clients' real machines.
+"""A second model of the request pool, as a plain event loop that drives the clients' real state machines.
 
-Written to be read beside `request_pool_kernel`: deques for rings, `heapq` for the heap, objects for records. The draws
-are the kernel's, so that everything must be equal, event for event.
+It mirrors `request_pool_kernel`: deques instead of rings, `heapq` for the heap, objects instead of records. It draws
+the same random numbers as the kernel, so everything must be equal, event for event.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import numpy as np
 
 from tidegate.client.control import ActiveControl, Control, Hints, SequenceGaps
-from tidegate.simulation.request_pool import Parameters
+from tidegate_lab.control.request_pool import Parameters
 
 MASK = 2**64 - 1
 
 
 class Draws:
-    """SplitMix64."""
+    """The random number generator SplitMix64."""
 
     def __init__(self, state: int) -> None:
         self._state = state
@@ -119,7 +119,7 @@ class RequestPool:
         return self._heap[0][0]
 
     def step(self) -> None:
-        """One event, or several that are due together."""
+        """Processes one event, or several that are due at the same time."""
         now_s = self.next_at_s()
         while self.next_at_s() == now_s:
             self._happen(self._heap[0][1], now_s)

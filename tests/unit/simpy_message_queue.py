@@ -1,8 +1,8 @@
-"""The simulated message queue a second time, as processes that wait, to check the kernel against.
+"""A second model of the simulated message queue, as SimPy processes, to check the kernel.
 
-Nothing is shared with the kernel but the parameters. Where the kernel computes when work will be done, here a SimPy
-resource really queues it; where the kernel keeps the stages of a wake-up, here each queue has a process that goes
-through them. It is some forty times slower, and reads like the description of the system.
+It shares only the parameters with the kernel. Where the kernel computes when work will be done, a SimPy resource
+actually queues it here. Where the kernel stores the stages of a wake-up, each queue has a process that runs through
+them here. It is about forty times slower, but reads like the description of the system.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import simpy
 
-from tidegate.simulation.message_queue import Method, Parameters
+from tidegate_lab.queues.message_queue import Method, Parameters
 
 Process = Generator[simpy.Event, Any, Any]
 
 
 @dataclass
 class Tally:
-    """What happened since the end of the warm-up; `latencies_s` has an entry a delivered message."""
+    """The counts since the end of the warm-up. `latencies_s` has an entry per delivered message."""
 
     hits: int = 0
     tries: int = 0
@@ -32,7 +32,7 @@ class Tally:
 
 
 class Queue:
-    """A first-come-first-served server and the messages it holds, each the time at which it was sent."""
+    """A first-come-first-served server and its messages, each represented by the time it was sent."""
 
     def __init__(self, env: simpy.Environment, parameters: Parameters) -> None:
         self.env = env
@@ -60,7 +60,7 @@ class Queue:
 
 
 class MessageQueue:
-    """Devices, queues, dequeue controllers and back-ends; `run` returns what was measured."""
+    """Devices, queues, dequeue controllers and back-ends. `run` returns the measurements."""
 
     def __init__(self, parameters: Parameters, method: Method, seed: int) -> None:
         self.parameters = parameters
@@ -217,6 +217,6 @@ class MessageQueue:
         return len(messages)
 
     def _tell(self, visit: simpy.Event, is_refused: bool) -> Process:
-        """After the visit has joined the queue's work, so that its backlog is known."""
+        """Reports whether a visit is refused, after it has joined the queue's work, so that the backlog is known."""
         yield self.env.timeout(0)
         visit.succeed(is_refused)

@@ -1,14 +1,14 @@
-"""The simulated host: the product's own slices, several of each, with channels that a seeded scheduler empties in any
-order that FIFO allows, and clients that publish, send again, reconnect, subscribe, read slowly and go away.
+"""The simulated host: runs several of each of the product's own slices, with clients that publish, resend, reconnect,
+subscribe, read slowly and leave. A seeded scheduler delivers the frames of channels in any order that FIFO allows.
 
-`World(seed).run()` checks the laws of the promises as it goes and at rest. A failing seed replays exactly.
+`World(seed).run()` checks the promised laws during the run and at rest. A failing seed replays exactly.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,17 +20,18 @@ from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.batch import Batch, BatchReader
 from tidegate.layers.connection_point import Bounds, ConnectionPoint
 from tidegate.layers.exit_point import ExitPoint
-from tidegate.layers.frames import (
-    LayerFrame,
-    Outputs,
-    PublishAcknowledged,
-    SessionEnded,
-    SubscriptionReady,
-    SubscriptionRebound,
-)
+from tidegate.layers.frames import LayerFrame
 from tidegate.layers.matcher import Matcher
 from tidegate.layers.outbox import Policy
 from tidegate.layers.selector import Configuration
+from tidegate.layers.session_events import (
+    Output,
+    PublishAcknowledged,
+    SessionEnded,
+    SessionEvent,
+    SubscriptionReady,
+    SubscriptionRebound,
+)
 
 FILTERS = [Filter.parse(text) for text in ("*", "a==1", "a==2,3", "a>1", "a<3;b", "!b", "b^=x", "a!=2", "b=='xy'")]
 READER = BatchReader()
@@ -38,7 +39,7 @@ READER = BatchReader()
 
 @dataclass
 class SimulatedPublisher:
-    """Numbers its notifications; may send again what is not acknowledged."""
+    """A publisher that numbers its notifications, and may resend those that are not acknowledged."""
 
     name: str
     point: ConnectionPoint
@@ -51,7 +52,7 @@ class SimulatedPublisher:
 
 @dataclass
 class Version:
-    """A filter of a subscription: asked for, and known to be in force, at these steps."""
+    """A filter of a subscription, with the steps when it was requested and when it was known to be in force."""
 
     filter: Filter
     asked_at: int
@@ -60,7 +61,7 @@ class Version:
 
 @dataclass
 class SimulatedSubscription:
-    """What one subscription must get, may get, and got. Steps say when."""
+    """What one subscription must receive, may receive, and has received, with the steps of these events."""
 
     versions: list[Version]
     ready_at: int | None = None
@@ -69,7 +70,8 @@ class SimulatedSubscription:
     missed: int = 0
 
     def filters(self, sent_at: int) -> list[Filter]:
-        """Those that may decide on what was sent then: the newest that was known to be in force, and all later."""
+        """Returns the filters that may apply to a notification sent then: the newest known to be in force, and all
+        later ones."""
         known = [place for place, each in enumerate(self.versions) if (each.rebound_at or sent_at) < sent_at]
         return [each.filter for each in self.versions[max(known, default=0) :]]
 
@@ -123,9 +125,11 @@ class World:
         self.come_to_rest()
         self.check_laws()
 
-    # What the network does.
+    # The network.
 
-    def send(self, source: str, outputs: Outputs) -> None:
+    def send(self, source: str, outputs: Sequence[Output]) -> None:
+        address: Any
+        frame: Any
         for address, frame in outputs:
             if isinstance(address, int):
                 self.tell(source, address, frame)
@@ -140,7 +144,7 @@ class World:
             self.send(address, self.slices[address].handle(source, frame, self.now_s))
 
     def come_to_rest(self) -> None:
-        """Everything is carried and everybody reads, until nothing is left to do."""
+        """Carries all frames and lets all clients read, until nothing is left to do."""
         has_more = True
         while has_more or any(self.channels.values()):
             self.step += 1
@@ -148,31 +152,31 @@ class World:
             takes = [self.take(subscriber) for subscriber in self.subscribers]
             has_more = any(takes)
 
-    def tell(self, point: str, session: int, frame: LayerFrame) -> None:
-        match frame:
+    def tell(self, point: str, session: int, event: SessionEvent) -> None:
+        match event:
             case PublishAcknowledged():
-                publisher = next(p for p in self.publishers if p.name == frame.publisher)
+                publisher = next(p for p in self.publishers if p.name == event.publisher)
                 if publisher.session == session:
-                    assert frame.sequence <= publisher.sent, "more is acknowledged than was sent"
-                    publisher.acknowledged = max(publisher.acknowledged, frame.sequence)
+                    assert event.sequence <= publisher.sent, "more is acknowledged than was sent"
+                    publisher.acknowledged = max(publisher.acknowledged, event.sequence)
             case SubscriptionReady():
                 subscriber = self.subscriber(point, session)
-                subscriber.subscriptions[frame.client_id].ready_at = self.step
+                subscriber.subscriptions[event.client_id].ready_at = self.step
             case SubscriptionRebound():
-                versions = self.subscriber(point, session).subscriptions[frame.client_id].versions
+                versions = self.subscriber(point, session).subscriptions[event.client_id].versions
                 next(each for each in versions[1:] if each.rebound_at is None).rebound_at = self.step
             case SessionEnded():
                 for each in self.subscribers:
                     if (each.point.name, each.session) == (point, session):
                         each.was_disconnected = True
 
-    # What clients do.
+    # The clients.
 
     def add_publisher(self, name: str) -> None:
         point = self.rng.choice(self.points)
         session = point.open_session()
         self.publishers.append(SimulatedPublisher(name, point, session))
-        self.send(point.name, point.attach_publisher(session, name)[1])
+        self.send(point.name, point.attach_publisher(session, name))
 
     def publish(self) -> None:
         publisher = self.rng.choice(self.publishers)
@@ -187,7 +191,7 @@ class World:
         self.submit(publisher, first, publisher.sent)
 
     def send_again(self) -> None:
-        """A range that overlaps what is acknowledged, what is under way and what is new."""
+        """Sends a range that overlaps acknowledged, pending and new notifications."""
         publisher = self.rng.choice(self.publishers)
         if publisher.sent:
             first = self.rng.randint(max(1, publisher.acknowledged - 2), publisher.sent)
@@ -200,9 +204,10 @@ class World:
         assert self.reconnect(publisher) >= publisher.acknowledged
 
     def reconnect(self, publisher: SimulatedPublisher) -> int:
-        """How far it was acknowledged there."""
+        """Connects a publisher to another Connection Point. Returns the last number acknowledged there."""
         publisher.session = publisher.point.open_session()
-        acknowledged, outputs = publisher.point.attach_publisher(publisher.session, publisher.name)
+        outputs = publisher.point.attach_publisher(publisher.session, publisher.name)
+        acknowledged = publisher.point.acknowledged(publisher.name)
         self.send(publisher.point.name, outputs)
         publisher.acknowledged = max(acknowledged, publisher.acknowledged)
         if publisher.acknowledged < publisher.sent:
@@ -239,7 +244,7 @@ class World:
             self.send(subscriber.point.name, subscriber.point.rebind(subscriber.session, client_id, wanted))
 
     def one_live(self) -> Iterator[tuple[SimulatedSubscriber, int, SimulatedSubscription]]:
-        """Any subscription that has not ended, or none."""
+        """Yields a random subscription that has not ended, if there is one."""
         subscriber = self.rng.choice(self.subscribers) if self.subscribers else None
         if subscriber is None or subscriber.was_disconnected:
             return
@@ -302,14 +307,15 @@ class World:
         self.check_rest()
 
     def check_order(self, subscription: SimulatedSubscription) -> None:
-        """Each notification once, in the publisher's order."""
+        """Checks that each notification came once, in the publisher's order."""
         last: dict[str, int] = {}
         for publisher, sequence in subscription.received:
             assert sequence > last.get(publisher, 0), (publisher, sequence, subscription)
             last[publisher] = sequence
 
     def check_delivered(self, subscriber: SimulatedSubscriber, subscription: SimulatedSubscription) -> None:
-        """All that was published between its acknowledgement and its end; nothing from before it was asked for."""
+        """Checks that everything published between its acknowledgement and its end arrived, and nothing from before its
+        request."""
         assert subscription.ready_at is not None or subscription.ended_at is not None
         must = {
             (publisher.name, sequence)
@@ -328,7 +334,7 @@ class World:
             assert subscription.missed == 0
 
     def check_rest(self) -> None:
-        """At rest no buffer holds anything, and every subscription is with one Matcher."""
+        """Checks that at rest all buffers are empty, and that every subscription is in exactly one Matcher."""
         for access_point in self.access_points:
             statistics = access_point.statistics()
             assert (statistics.unacknowledged_batches, statistics.pending_changes) == (0, 0)

@@ -1,4 +1,4 @@
-"""SPARQL drawn at random over a small vocabulary, so that updates and queries meet in the same few triples."""
+"""Random SPARQL over a small vocabulary, so that updates and queries concern the same few triples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLES: Final = ("?s", "?o", "?v")
 
 
 class SparqlTexts:
-    """Every choice comes from one seed."""
+    """Draws SPARQL texts. All choices come from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -74,7 +74,7 @@ class SparqlTexts:
         )
 
     def update(self, may_fail: bool = True) -> str:
-        """Mostly one operation; data is inserted often, or everything would soon be gone."""
+        """Returns an update, mostly of one operation. Inserts are frequent, or the graph would soon be empty."""
         operations = [self.operation(may_fail) for _ in range(self.random.choice((1, 1, 1, 2, 3)))]
         if self.random.random() < 0.3:
             operations.append(f"INSERT DATA {self.data(6)}")

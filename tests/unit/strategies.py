@@ -1,7 +1,7 @@
-"""Filters and notifications drawn from small alphabets, so that matches, near misses and edge values really happen.
+"""Filters and notifications from small alphabets, so that matches, near misses and edge values actually happen.
 
-`conditions()` draws what a filter means without the parser's help: an oracle can judge a notification by it, and
-`write_filter` turns it into text in one of the many ways a person may write it. The rest builds on these two.
+`conditions()` draws the meaning of a filter without the parser, so that an oracle can judge a notification by it.
+`write_filter` turns the meaning into text, in one of the many ways a person may write it. The rest builds on these two.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARISONS = ["==", "!="]
 ORDERINGS = ["<", "<=", ">", ">="]
 PATTERNS = ["^=", "$=", "*="]
 
-# A few names and values come up often, so that filters and notifications meet; the rest are the edges.
+# A few names and values are frequent, so that filters match notifications. The rest are edge values.
 numbers = st.sampled_from([0, 1, 1.0, 2]) | st.sampled_from(INTEGERS) | st.sampled_from(FLOATS)
 strings = st.sampled_from(["", "1", "a", "ab"]) | st.sampled_from(STRINGS)
 booleans = st.booleans()
@@ -39,7 +39,7 @@ _NUMBER_LIKE = re.compile(r"[+-]?[0-9.].*|[+-]?(?:nan|inf|infinity|null|none)|tr
 
 
 class Condition(NamedTuple):
-    """One constraint as drawn: `form` is an operator, `..`, `exists` or `absent`."""
+    """A drawn constraint. `form` is an operator, `..`, `exists` or `absent`."""
 
     name: str
     form: str
@@ -48,7 +48,7 @@ class Condition(NamedTuple):
 
 @st.composite
 def conditions(draw: st.DrawFn, about: Notification | None = None) -> Condition:
-    """One condition of any form that the language allows; `about` a notification, it often holds for it."""
+    """Draws a condition of any form that the language allows. With `about`, it often holds for that notification."""
     name = draw(names if not about else st.sampled_from(sorted(about)) | names)
     value = about.get(name) if about else None
     likely = values if value is None else st.just(value) | st.just(value) | values
@@ -77,13 +77,13 @@ def _parts(text: str) -> st.SearchStrategy[str]:
 
 
 def condition_lists(max_size: int = 4, about: Notification | None = None) -> st.SearchStrategy[list[Condition]]:
-    """What a filter means; the empty list means everything."""
+    """Draws the meaning of a filter. The empty list matches everything."""
     return st.lists(conditions(about), max_size=max_size)
 
 
 @st.composite
 def write_filter(draw: st.DrawFn, meaning: list[Condition]) -> str:
-    """One of the texts that a person may write for these conditions."""
+    """Draws one of the texts that a person may write for these conditions."""
     if not meaning:
         return draw(spaces) + "*" + draw(spaces)
     return ";".join(draw(_write_condition(condition)) for condition in meaning)
@@ -126,17 +126,17 @@ def _quote(text: str) -> str:
 
 
 def filter_texts(max_size: int = 4, about: Notification | None = None) -> st.SearchStrategy[str]:
-    """Texts of valid filters, with white space, quotes and number forms as people vary them."""
+    """Draws texts of valid filters, with various white space, quotes and number forms."""
     return condition_lists(max_size, about).flatmap(write_filter)
 
 
 def filters(max_size: int = 4, about: Notification | None = None) -> st.SearchStrategy[Filter]:
-    """Valid filters of up to `max_size` constraints, the one that matches everything included.
+    """Draws valid filters of up to `max_size` constraints, including the one that matches everything.
 
-    With `about`, a notification, many of them match it: `notifications().flatmap(lambda n: filters(about=n))`."""
+    With `about`, many of them match that notification: `notifications().flatmap(lambda n: filters(about=n))`."""
     return filter_texts(max_size, about).map(Filter.parse)
 
 
 def notifications(max_size: int = 6) -> st.SearchStrategy[Notification]:
-    """Notifications that the broker accepts, on the names and values that the filters use."""
+    """Draws notifications that the broker accepts, with the names and values that the filters use."""
     return st.dictionaries(names, values, min_size=1, max_size=max_size)

@@ -1,5 +1,5 @@
-"""Active control: every error of the printed algorithms is shown, its repair holds, and nothing that a broker or a
-clock says makes a client wait too long."""
+"""Active control: the tests show every error of the printed algorithms and its repair. No hint of a broker and no clock
+can make a client wait too long."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from tidegate.client.control.adaptive import AdaptiveInterval, Check, new_interv
 from tidegate.client.control.backoff import Collision, RandomBackoff, longest_backoff_s, new_backoff
 from tidegate.client.control.congestion import CongestionDetector
 from tidegate.client.control.estimates import interval_before_decrease_s
+from tidegate.client.control.hints import MISSING
 from tidegate.client.control.variation import vary_s
 from tidegate.errors import ConfigError
 
@@ -45,7 +46,7 @@ def middle() -> float:
 
 
 def collision(**known: Any) -> Collision:
-    return replace(Collision(interval_s=4.0, adaptive_s=1.0, excess_s=0.0, average_s=0.006, pace_s=None), **known)
+    return replace(Collision(interval_s=4.0, adaptive_s=1.0, excess_s=0.0, average_s=0.006), **known)
 
 
 def calm(losses: int = 0) -> Check:
@@ -53,7 +54,7 @@ def calm(losses: int = 0) -> Check:
 
 
 def service_s(random: Random) -> float:
-    """As the broker's: at least half the mean of 4 ms, exponential above."""
+    """Draws a service time like the broker's: at least half the mean of 4 ms, exponential above."""
     return 0.002 + random.expovariate(500)
 
 
@@ -71,7 +72,7 @@ def test_the_adaptive_interval_is_equation_3_within_its_bounds(found: list[int],
 
 
 def settled(strategy: Strategy) -> tuple[AdaptiveInterval, float]:
-    """A strategy that is certain of 0.05 episodes a second, and its T."""
+    """Returns a strategy that has settled on 0.05 episodes per second, and its T."""
     settings = replace(WIDE, strategy=strategy, prior_episodes_per_s=0.05, prior_s=1e12)
     expected_s = interval_before_decrease_s(0.05, settings.alpha, settings.delta_s)
     return AdaptiveInterval(replace(settings, first_s=expected_s / settings.alpha)), expected_s
@@ -135,7 +136,7 @@ def test_the_gradient_asks_less_of_a_slow_broker_and_more_of_a_fast_one() -> Non
 
 
 def alarms(settings: DetectionSettings, rounds: int = 20_000) -> float:
-    """The share of false alarms of a broker whose queues are empty."""
+    """Returns the share of false alarms for a broker whose queues are empty."""
     random, detector = Random(3), CongestionDetector(settings)
     return fmean(
         detector.on_response(processing_s + 0.002, processing_s, None)
@@ -209,7 +210,7 @@ def test_lies_about_times_count_as_missing(kind: Detection, lie: float | None) -
 
 
 def test_algorithm_3_by_the_letter_never_backs_off() -> None:
-    """Lines 3 to 13, with t[j] and t[j - 1] apart: what line 4 sets is not what line 13 multiplies."""
+    """In lines 3 to 13, t[j] and t[j - 1] differ: line 13 does not multiply the value that line 4 sets."""
     t = [0.0]
     for j in range(1, 20):
         t.append(0.0)
@@ -264,10 +265,9 @@ def test_a_first_value_that_would_not_be_positive_is_the_minimum(first_value: Fi
 
 
 def test_the_longest_backoff_is_what_serves_everybody_twice() -> None:
-    settings = BackoffSettings()
-    assert longest_backoff_s(settings, None) == 5.0
-    assert longest_backoff_s(settings, 2.4) == 4.8
-    assert longest_backoff_s(settings, 0.0) == settings.backoff_s_min
+    assert longest_backoff_s(MISSING, 0.1, 5.0) == 5.0
+    assert longest_backoff_s(2.4, 0.1, 5.0) == 4.8
+    assert longest_backoff_s(0.0, 0.1, 5.0) == 0.1
 
 
 @pytest.mark.parametrize("variation", Variation)
@@ -280,7 +280,7 @@ def test_what_is_drawn_has_the_mean_and_is_never_negative(variation: Variation) 
 
 
 def test_a_normal_variation_as_printed_would_be_negative() -> None:
-    """N(t · seed) with a seed of 1, around t."""
+    """The variation is N(t · seed) around t, with a seed of 1."""
     random = Random(4)
     assert min(0.1 + random.gauss(0, 0.1) for _ in range(1000)) < 0
 
@@ -298,8 +298,8 @@ def test_full_jitter_doubles_its_span() -> None:
 
 
 class Broker:
-    """One subscription at a broker that keeps its notifications in order, merges those that wait or does not, and knows
-    which decisions every message carries."""
+    """One subscription at a broker that keeps its notifications in order, may merge waiting ones, and knows which
+    decisions every message carries."""
 
     def __init__(self, *, is_conflating: bool) -> None:
         self.sequence = 0
@@ -540,7 +540,7 @@ WAIT_S_MAX = 1.5 * 30 + 2 * 30
 def test_no_hint_and_no_clock_makes_a_client_wait_too_long(
     control: Control, happenings: list[tuple[int, float | None, float]], seed: int
 ) -> None:
-    """What happens comes in any order, with any hints, and the clock jumps up to an hour each time."""
+    """Events come in any order with any hints, and the clock jumps by up to an hour each time."""
     now_s = 1000.0
     machine = ActiveControl(control, Random(seed).random, now_s)
     for kind, hint_s, jump_s in happenings:
@@ -588,7 +588,7 @@ def test_a_clock_that_jumps_back_a_day_delays_a_check_by_its_own_wait() -> None:
         (lambda: IntervalSettings(interval_s_max=math.nan), "C461: check intervals are from 0.25 s to nan s"),
         (lambda: IntervalSettings(first_s=31), "C461: the first check interval is 31 s; use 0.25 s to 30 s"),
         (lambda: IntervalSettings(forgetting_s=0), "C461: forgetting_s is 0; use more than 0"),
-        (lambda: DetectionSettings(network_s=-1), "C462: the network's time of the detection of congestion is -1; use"),
+        (lambda: DetectionSettings(network_s=-1), "C462: the network's time for detecting congestion is -1; use"),
         (lambda: DetectionSettings(delay_s_default=0), "C462: the default delay"),
         (
             lambda: DetectionSettings(queue_share=1),

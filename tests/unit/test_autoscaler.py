@@ -1,4 +1,4 @@
-"""The autoscaler keeps the service level on every curve, for little more than an oracle pays, and does not flap."""
+"""The autoscaler keeps the service level on every curve, costs little more than an oracle, and does not flap."""
 
 from __future__ import annotations
 
@@ -36,18 +36,19 @@ from tidegate.layers.autoscaler import (
     Counts,
     Hold,
     Law,
-    Layer,
     Measurement,
     ServiceLevel,
     SliceLoad,
 )
+from tidegate.layers.layer import Layer
 
 AP, M, EP = Layer.ACCESS_POINT, Layer.MATCHER, Layer.EXIT_POINT
 LEVEL = ServiceLevel(50.0, slices_max={M: 8})
 AT_ONCE = replace(LEVEL, grow=Hold(0.0, 1), shrink=Hold(0.0, 1), rest_s=0.0)
-SWITCH_S = 6  # a change starts slices, moves subscriptions and stands still for a moment
+SWITCH_S = 6  # a change starts slices, moves subscriptions and pauses for a moment
 
-# Each with how long after a step it may be late, how often it may change, and what it may cost against the oracle.
+# For each curve: how long it may be late after a step, the number of changes allowed, and the cost allowed relative to
+# the oracle.
 CURVES = [
     (steps((600, 2_000), (1200, 20_000), (1200, 5_000), (900, 25_000)), 60, 6, 1.1),
     (ramp(1_000, 28_000, 7200), 0, 12, 1.15),
@@ -63,7 +64,7 @@ def counts(access_points: int, matchers: int, exit_points: int) -> Counts:
 
 
 def measured(now_s: float, shares: dict[Layer, list[float]], handled: float = 1.0, **others: float) -> Measurement:
-    """Slices that are so busy, and handle so much of what comes in; what does not matter is as on a quiet day."""
+    """Returns measurements of slices that are so busy and handle this share of the input, otherwise as at low load."""
     values = {"notifications_per_s": 1000.0, "deliveries_per_s": 2000.0, "p99_ms": 10.0, "queue_batches": 0.0} | others
     queue_batches, subscriptions = values.pop("queue_batches"), int(values.pop("subscriptions", 100_000))
     slices = []
@@ -88,7 +89,7 @@ def serve(curve: Curve, noise: float, level: ServiceLevel = LEVEL, seed: int = 1
 
 
 def excused(curve: Curve, result: Run, late_s: int) -> set[int]:
-    """When it may be late: for a while after a step, and during a change."""
+    """Returns the seconds in which it may be late: for a while after a step, and during a change."""
     after_steps = {second for step in curve.steps for second in range(step, step + late_s + 1)}
     return after_steps.union(*(range(change.at_s, change.at_s + SWITCH_S) for change in result.changes))
 
@@ -140,7 +141,7 @@ def test_an_index_that_does_not_follow_the_law_is_served_as_calmly(curve: Curve,
 
 
 def test_what_was_learned_is_used_at_once() -> None:
-    """The second crowd finds the autoscaler with the law in hand: it goes to the right number in one change."""
+    """At the second crowd the autoscaler knows the law, so it reaches the right number in one change."""
     curve = steps((300, 3_000), (900, 20_000), (1500, 3_000), (600, 20_000))
     result = serve(curve, 0.0)
     second = [change for change in result.changes if change.at_s >= curve.steps[2]]
@@ -154,14 +155,14 @@ def test_slow_subscribers_are_no_reason_to_scale() -> None:
     assert len(result.late_s) == 900
     assert not result.changes
     assert (
-        "p99 216 ms is above 50 ms, but no layer is over 50% busy: subscribers or the disk are slow"
+        "p99 216 ms is above the goal of 50 ms, but no layer is over 50% busy: subscribers or the disk are slow"
         in (result.sentences[-1])
     )
 
 
 @pytest.mark.parametrize(("slice_cost", "gain_min"), [(0.0, 0.05), (0.02, 0.05), (0.15, 0.15)])
 def test_no_matcher_is_asked_for_that_makes_no_difference(slice_cost: float, gain_min: float) -> None:
-    """Mostly decoding, and too much of it for any number of Matchers."""
+    """The work is mostly decoding, and too much for any number of Matchers."""
     costs, level = Costs(decode=40e-6, match=60e-6), ServiceLevel(50.0, slice_cost=slice_cost, slices_max={M: 20})
     layers = Layers(counts(1, 1, 1), costs=costs)
     result = run(steps((300, 5_000), (3000, 19_000)), layers, Autoscaler(level), level)
@@ -169,7 +170,7 @@ def test_no_matcher_is_asked_for_that_makes_no_difference(slice_cost: float, gai
     useful = 1 + sum(1 - after / before >= gain_min for before, after in pairwise(seconds))
     assert layers.counts[M] == useful
     gain = 1 - seconds[useful] / seconds[useful - 1]
-    assert f"but one more takes off {gain:.1%}, less than {gain_min:.0%}" in result.sentences[-1]
+    assert f"but one more would take off only {gain:.1%}, less than {gain_min:.0%}" in result.sentences[-1]
 
 
 # The law.
@@ -211,8 +212,8 @@ def test_with_one_number_known_the_law_expects_the_worse() -> None:
 
 @pytest.mark.parametrize(("subscriptions", "matchers"), [(10_000, 1), (12_000, 1), (20_000, 2)])
 def test_the_law_of_other_subscriptions_is_forgotten(subscriptions: int, matchers: int) -> None:
-    """Half of the work is serial with 10,000 subscriptions. With twice as many it may be all divided again, and one
-    Matcher would be 80 % busy."""
+    """Half of the work is serial with 10,000 subscriptions. With twice as many, all of it may be divisible again, and
+    one Matcher would be 80 % busy."""
     autoscaler = Autoscaler(AT_ONCE)
     for now_s, count, share in ((0, 1, 0.5), (5, 2, 0.375), (10, 2, 0.375)):
         current = counts(1, count, 1)
@@ -224,7 +225,7 @@ def test_the_law_of_other_subscriptions_is_forgotten(subscriptions: int, matcher
 
 
 def test_nothing_is_learned_from_slices_that_idle() -> None:
-    """In small batches a notification takes eight times as long, which says nothing of the load that matters."""
+    """In small batches a notification takes eight times as long, which does not apply to high load."""
     autoscaler = Autoscaler(AT_ONCE)
     for now_s, count, share, rate in ((0, 1, 0.5, 1000), (5, 1, 0.2, 50), (10, 2, 0.375, 1000), (20, 2, 0.375, 1000)):
         current = counts(1, count, 1)
@@ -239,13 +240,16 @@ def test_a_late_layer_that_is_busy_gets_one_more() -> None:
     current = counts(1, 3, 1)
     decision = Autoscaler(AT_ONCE).observe(measured(0, even(current, 0.2, 0.6, 0.55), p99_ms=61), current)
     assert decision.wanted == counts(1, 4, 1)
-    assert "Matchers 3 → 4: work for 60% of each, it would be 56%, and p99 61 ms is above 50 ms" in decision.why
+    assert (
+        "Matchers 3 → 4: load 60% per slice, 56% after the change, and p99 61 ms is above the goal of 50 ms"
+        in decision.why
+    )
 
 
 @pytest.mark.parametrize(("share", "p99_ms", "matchers"), [(0.45, 20, 3), (0.45, 40, 4), (0.5, 20, 4), (0.11, 200, 1)])
 def test_fewer_slices_must_not_make_it_late(share: float, p99_ms: float, matchers: int) -> None:
-    """At 45 % of four Matchers three would be 60 % busy, and all wait 1.4 times as long. At 50 % they would be 67 %,
-    too near to what is allowed. At 11 % one is calm, and latency has other reasons."""
+    """If four Matchers are 45 % busy, three would be 60 % busy, and everything would wait 1.4 times as long. At 50 %
+    they would be 67 % busy, too close to the limit. At 11 % one suffices, and latency has other causes."""
     current = counts(1, 4, 1)
     decision = Autoscaler(AT_ONCE).observe(measured(0, even(current, 0.4, share, 0.4), p99_ms=p99_ms), current)
     assert decision.wanted[M] == matchers
@@ -261,10 +265,10 @@ def test_uneven_work_is_told_and_not_scaled() -> None:
     current = counts(1, 1, 4)
     shares: dict[Layer, list[float]] = {AP: [0.2], M: [0.4], EP: [0.1, 0.97, 0.3, 0.2]}
     decision = Autoscaler(LEVEL).observe(measured(0, shares, p99_ms=80), current)
-    assert "p99 80 ms is above 50 ms, and exit-point-1 alone is 97% busy" in decision.why
+    assert "p99 80 ms is above the goal of 50 ms, and exit-point-1 alone is 97% busy" in decision.why
 
 
-# More, or less, than comes in.
+# More or less work than input.
 
 
 def test_who_falls_behind_is_given_what_comes_in_needs() -> None:
@@ -273,8 +277,8 @@ def test_who_falls_behind_is_given_what_comes_in_needs() -> None:
         measured(0, even(current, 0.1, 1.0, 0.3), handled=1 / 3, notifications_per_s=3000, queue_batches=100), current
     )
     assert decision.wanted == counts(1, 4, 3)
-    assert "Matchers 1 → 4: work for 300% of each, it would be 188%, 70% is allowed" in decision.why
-    assert "Exit Points 2 → 3: work for 90% of each, it would be 60%, 70% is allowed" in decision.why
+    assert "Matchers 1 → 4: load 300% per slice, 188% after the change, limit 70%" in decision.why
+    assert "Exit Points 2 → 3: load 90% per slice, 60% after the change, limit 70%" in decision.why
 
 
 @pytest.mark.parametrize("handled", [1.6, 10.0])
@@ -283,17 +287,17 @@ def test_who_catches_up_needs_nobody_and_keeps_all(handled: float) -> None:
     catching_up = measured(0, even(current, 0.1, 1.0, 0.1), handled=handled, queue_batches=100, p99_ms=5000)
     decision = Autoscaler(AT_ONCE).observe(catching_up, current)
     assert decision.wanted == current
-    assert f"Matchers have work for {1 / handled:.0%} of each, and catch up" in decision.why
+    assert f"Matchers have a load of {1 / handled:.0%} per slice, and are catching up" in decision.why
 
 
 def test_publishers_that_are_held_back_do_not_hide_the_load() -> None:
-    """What comes in is what the Matchers can do, and they are too busy all the same."""
+    """The input is limited to what the Matchers can handle, but they are still too busy."""
     current = counts(1, 4, 1)
     decision = Autoscaler(AT_ONCE).observe(measured(0, even(current, 0.2, 1.0, 0.2), queue_batches=100), current)
     assert decision.wanted[M] == 5
 
 
-# What is measured badly, or not at all.
+# Bad or missing measurements.
 
 
 def test_exit_points_that_were_never_measured_follow_the_rule_of_thumb() -> None:
@@ -301,7 +305,7 @@ def test_exit_points_that_were_never_measured_follow_the_rule_of_thumb() -> None
     busy = {AP: [0.3], M: [0.75] * current[M]}
     decision = autoscaler.observe(measured(0, busy), current)
     assert decision.wanted[EP] == 2
-    assert "Exit Points 1 → 2: one for 4 Matchers until they are measured" in decision.why
+    assert "Exit Points 1 → 2: one per 4 Matchers until Exit Points are measured" in decision.why
     current = decision.wanted
     for now_s in (10, 20):
         decision = autoscaler.observe(measured(now_s, even(current, 0.3, 0.6, 0.1)), current)
@@ -338,7 +342,7 @@ def test_silent_slices_keep_a_layer_from_shrinking_and_not_from_growing() -> Non
     quiet: dict[Layer, list[float]] = {AP: [0.1], M: [0.1, 0.1], EP: [0.1]}
     decision = Autoscaler(AT_ONCE).observe(measured(0, quiet), current)
     assert decision.wanted == current
-    assert "2 of 3 Matchers answered" in decision.why
+    assert "only 2 of 3 Matchers have reported" in decision.why
     for others in ([0.1, 0.1, nan], [0.1, 0.1, 0.1, 0.1]):
         assert Autoscaler(AT_ONCE).observe(measured(0, {**quiet, M: others}), current).wanted == current
     busy = {**quiet, M: [0.9, 0.9]}
@@ -353,13 +357,13 @@ def test_nothing_measured_changes_nothing() -> None:
 
 
 def test_a_death_is_no_reason_to_hurry() -> None:
-    """After somebody else changed the counts there is a rest, though the survivors are busy with the recovery."""
+    """After a change of the counts from outside there is a pause, although the survivors are busy with the recovery."""
     autoscaler, before, after = Autoscaler(replace(AT_ONCE, rest_s=30)), counts(1, 3, 1), counts(1, 2, 1)
     autoscaler.observe(measured(0, even(before, 0.4, 0.6, 0.4)), before)
     for now_s in range(5, 35, 5):
         decision = autoscaler.observe(measured(now_s, even(after, 0.4, 1.0, 0.4)), after)
         assert decision.wanted == after
-        assert decision.why.startswith("rests ")
+        assert decision.why.startswith("resting ")
     assert autoscaler.observe(measured(40, even(after, 0.4, 1.0, 0.4)), after).wanted[M] > 2
 
 
@@ -472,7 +476,7 @@ def test_a_higher_load_never_gets_fewer_slices(
     circumstance: tuple[float, float, float],
     factor: float,
 ) -> None:
-    """The same past, and then a load or a multiple of it: slices that are not busy all the time do more."""
+    """After the same past there is a load or a multiple of it. Slices that have idle time handle more."""
     handled, p99_ms, queue_batches = circumstance
 
     def wanted(factor: float) -> Counts:
@@ -495,7 +499,7 @@ def _with_more_to_do(load: SliceLoad, factor: float) -> SliceLoad:
     return replace(load, busy_share=busy_share, handled_per_s=load.handled_per_s * grown)
 
 
-# What the operator reads.
+# Explanations for the operator.
 
 
 def test_sentences_name_the_numbers() -> None:
@@ -507,24 +511,24 @@ def test_sentences_name_the_numbers() -> None:
         said.append(decision.why)
         current = decision.wanted
         busy = even(current, 0.2, 0.84 if current[M] == 2 else 0.6, 0.3)
-    state = "p99 10 of 50 ms, 41,000 notifications/s, 2,000 deliveries/s, busy: Access Points 20%, "
-    matchers = "Matchers 2 → 4: work for 84% of each, it would be 70%, 70% is allowed"
+    state = "p99 10 ms (goal 50 ms), 41,000 notifications/s, 2,000 deliveries/s, busy: Access Points 20%, "
+    matchers = "Matchers 2 → 4: load 84% per slice, 70% after the change, limit 70%"
     assert said[0] == (
-        f"Matchers 2 → 4 is wished for, and must be for 10 s and 3 measurements; {state}Matchers 84%, Exit Points 30%"
+        f"Matchers 2 → 4 if the load stays like this for 10 s and 3 measurements; {state}Matchers 84%, Exit Points 30%"
     )
     assert said[2] == (f"{matchers}; about 50,000 of 100,000 subscriptions move; {state}Matchers 84%, Exit Points 30%")
-    assert said[4] == f"rests 28 s more after the last change; {state}Matchers 60%, Exit Points 30%"
+    assert said[4] == f"resting 28 s more after the last change; {state}Matchers 60%, Exit Points 30%"
 
 
 def test_sentences_name_the_bounds() -> None:
     current = counts(1, 8, 1)
     full = Autoscaler(LEVEL).observe(measured(0, even(current, 0.2, 0.9, 0.2)), current)
     assert full.wanted == current
-    assert full.why.startswith("Matchers have work for 90% of each, and 8 is their maximum; ")
+    assert full.why.startswith("Matchers have a load of 90% per slice, but 8 is the maximum; ")
     late = Autoscaler(LEVEL).observe(measured(0, even(current, 0.2, 0.6, 0.2), p99_ms=60), current)
-    assert late.why.startswith("Matchers have work for 60% of each, and 8 is their maximum; p99 60 of 50 ms")
+    assert late.why.startswith("Matchers have a load of 60% per slice, but 8 is the maximum; p99 60 ms (goal 50 ms)")
     beyond = Autoscaler(LEVEL).observe(measured(0, {}), counts(1, 9, 1))
-    assert beyond.why == "Matchers 9 → 8: the bounds of the service level come first"
+    assert beyond.why == "Matchers 9 → 8: required by the bounds of the service level"
     calm = counts(1, 1, 1)
     assert Autoscaler(LEVEL).observe(measured(0, even(calm, 0.2, 0.6, 0.2)), calm).why.startswith("nothing to change; ")
 
@@ -540,8 +544,8 @@ def test_sentences_name_the_bounds() -> None:
         ({"rest_s": inf}, "inf s"),
         ({"grow": Hold(-1, 1)}, "-1 s"),
         ({"shrink": Hold(1, 0)}, "0 measurements"),
-        ({"slices_min": {M: 0}}, "matcher has 0 to 8 slices"),
-        ({"slices_min": {EP: 3}, "slices_max": {EP: 2}}, "exit-point has 3 to 2 slices"),
+        ({"slices_min": {M: 0}}, "matcher has a minimum of 0 and a maximum of 8 slices"),
+        ({"slices_min": {EP: 3}, "slices_max": {EP: 2}}, "exit-point has a minimum of 3 and a maximum of 2 slices"),
     ],
 )
 def test_a_service_level_that_cannot_be_is_refused(wrong: dict[str, object], value: str) -> None:

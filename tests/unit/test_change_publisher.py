@@ -1,4 +1,4 @@
-"""Changes of the graph as notifications: whatever is in a triple, a subscriber gets it, in the order of the changes."""
+"""Changes of the graph as notifications: a subscriber receives every triple, in the order of the changes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.broker.knowledge import TEXT_CHARACTERS_MAX, ChangePublisher
+from tidegate.broker.mirror import NotificationMirror
 from tidegate.filters import Filter
 from tidegate.frames import HEADER_BYTES, decode_deliver
+from tidegate.hosts.embedded_host import EmbeddedHost
+from tidegate.hosts.session import Session
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.terms import Literal, Triple, Uri
 from tidegate.layers.connection_point import Bounds
-from tidegate.layers.embedded_host import EmbeddedHost
-from tidegate.layers.frames import LayerFrame
 from tidegate.layers.outbox import Policy
-from tidegate.mirror import NotificationMirror
+from tidegate.layers.session_events import SessionEvent
 from tidegate.notification import Value
-from tidegate.semantic_broker import TEXT_CHARACTERS_MAX, ChangePublisher
 
-# The longest that UTF-8 makes of a character, more of them than are published.
+# A character of the maximum length in UTF-8, repeated more often than is published.
 LONG = "\U0010ffff" * (TEXT_CHARACTERS_MAX + 1)
 texts = st.sampled_from(["", "a", "it's", "\x00", "é;,", "21", LONG]) | st.text(
     st.characters(exclude_categories=["Cs"]), max_size=20
@@ -29,22 +30,24 @@ deltas = st.builds(Delta, st.lists(triples, max_size=8).map(tuple), st.lists(tri
 
 
 class Subscriber:
-    """Of everything that is published."""
+    """A subscriber to everything that is published."""
 
     def __init__(self, host: EmbeddedHost) -> None:
-        self._host = host
-        self._session = host.open_session(self)
-        host.carry(host.connection_point.subscribe(self._session, 1, Filter.parse("change"), Policy.DISCONNECT))
+        self._session = Session(host, self)
+        self._session.open()
+        self._session.subscribe(1, Filter.parse("change"), Policy.DISCONNECT)
 
-    def on_frame(self, frame: LayerFrame) -> None:
+    def on_event(self, event: SessionEvent) -> None:
         pass
 
     def take(self) -> list[tuple[int, dict[str, Value]]]:
+        frames: list[bytes] = []
+        while self._session.take(1 << 20, frames.extend):
+            pass
         taken = []
-        while frames := self._host.connection_point.take(self._session, 1 << 20)[0]:
-            for frame in frames:
-                _, deliveries = decode_deliver(memoryview(frame)[HEADER_BYTES:])
-                taken += [(each.sequence, dict(each.notification)) for each in deliveries]
+        for frame in frames:
+            _, deliveries = decode_deliver(memoryview(frame)[HEADER_BYTES:])
+            taken += [(each.sequence, dict(each.notification)) for each in deliveries]
         return taken
 
 

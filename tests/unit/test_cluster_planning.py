@@ -1,12 +1,13 @@
-"""Which slices come next: spares in the order of their names, nobody who is to be replaced, nobody who is dead."""
+"""The choice of the next slices: spares in the order of their names, without slices that are dead or to be replaced."""
 
 from __future__ import annotations
 
 import pytest
 
-from tidegate.cluster.directory import Wanted, parse_address
-from tidegate.cluster.planning import next_configuration
+from tidegate.cluster.directory import parse_address
+from tidegate.cluster.planning import Wanted, next_configuration
 from tidegate.errors import ConfigError
+from tidegate.layers.layer import Layer, layer_of
 from tidegate.layers.selector import Configuration
 
 CURRENT = Configuration(3, ("access-point-1",), ("matcher-1", "matcher-2"), ("exit-point-1",))
@@ -55,3 +56,10 @@ def test_the_address_of_a_zookeeper() -> None:
     assert parse_address("zk://a:2181") == ("a:2181", "/tidegate")
     with pytest.raises(ConfigError, match="C450"):
         parse_address("a:2181")
+
+
+def test_every_layer_has_its_field_in_configurations_and_wanted_counts() -> None:
+    assert [CURRENT.of(layer) for layer in Layer] == [CURRENT.access_points, CURRENT.matchers, CURRENT.exit_points]
+    assert [Wanted(2, 3, 4).count(layer) for layer in Layer] == [2, 3, 4]
+    assert {layer_of(name) for layer in Layer for name in CURRENT.of(layer)} == set(Layer)
+    assert [layer.spelled for layer in Layer] == ["Access Points", "Matchers", "Exit Points"]

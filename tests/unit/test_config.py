@@ -1,5 +1,5 @@
-"""Settings: flags win over the environment, the environment over the file, the file over the defaults; bad ones are
-errors that name the setting and the cure."""
+"""Settings: flags override the environment, the environment the file, and the file the defaults. Errors name the
+invalid setting and the remedy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_beyond_loopback_a_token_is_made_up(bind: str) -> None:
     assert made_up[0] != made_up[1]
     for token in made_up:
         assert token is not None
-        # As strong as what the remedy of C407 advises, and fit for the fragment of an address.
+        # As strong as the remedy of C407 advises, and valid in the fragment of an address.
         assert re.fullmatch(r"[\w-]{43,}", token, re.ASCII)
         assert settings.read_token(Config(bind=bind), {"TIDEGATE_TOKEN": token}) == token
     assert settings.make_token(Config(bind=bind, insecure=True)) is None

@@ -1,4 +1,4 @@
-"""The formulas of active control agree with direct simulation of the strategy, and with sums of all terms."""
+"""The formulas of active control agree with a direct simulation of the strategy, and with sums of all terms."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LongRun:
 
 
 def simulate(flow: LossFlow, episodes_per_s: float, alpha: float, delta_s: float, burst: float = 1.0) -> LongRun:
-    """The strategy, check by check, against a recorded flow of losses."""
+    """Simulates the strategy check by check, with a recorded flow of losses."""
     rng = np.random.default_rng(5)
     gaps_s = np.full(EPISODES, 1.0) if flow is LossFlow.REGULAR else rng.exponential(size=EPISODES)
     lost_at_s = np.cumsum(gaps_s / episodes_per_s)

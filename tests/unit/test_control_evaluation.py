@@ -1,4 +1,4 @@
-"""A tiny run of the chapter on the request pool writes its claims, data sets with all their columns, and pictures."""
+"""A tiny run of the request pool's chapter writes its claims, data sets with all their columns, and pictures."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.evaluation import control_simulated
-from tidegate.evaluation.control_grid import Extent, resized
-from tidegate.evaluation.control_policies import FULL_DESIGN
-from tidegate.evaluation.control_simulated import OVERLOAD_FIRST_S, OVERLOAD_POLICIES
-from tidegate.evaluation.report import write_report
-from tidegate.simulation.request_pool import Outcome, Parameters, simulate, steady_overload
+from tidegate_lab.control import simulated
+from tidegate_lab.control.grid import Extent, resized
+from tidegate_lab.control.policies import FULL_DESIGN
+from tidegate_lab.control.request_pool import Outcome, Parameters, simulate, steady_overload
+from tidegate_lab.control.simulated import OVERLOAD_FIRST_S, OVERLOAD_POLICIES
+from tidegate_lab.report import write_report
 
 TINY = Extent(seeds=(1, 2), sizes=(500, 2000), size=0.02)
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -23,7 +23,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("control")
-    chapter = control_simulated.write_chapter(directory, TINY)
+    chapter = simulated.write_chapter(directory, TINY)
     write_report(directory, "Evaluation of active control", ["how"], [chapter])
     return directory
 

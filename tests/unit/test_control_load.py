@@ -1,4 +1,4 @@
-"""How stale and how old the state of clients is, against a plain account of each moment."""
+"""The staleness and age of the clients' state, compared with a plain count moment by moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.evaluation.control_load import States
+from tidegate_lab.control.load import States
 
 
 @given(st.integers(), st.integers(1, 5), st.integers(0, 60), st.integers(0, 30))
@@ -36,6 +36,7 @@ def test_staleness_and_age_are_sums_over_all_moments_and_processors(
             if version + 1 < len(published):
                 stale[processor] += 1
                 age += moment + 0.5 - published[version + 1]
-    states.account(float(moments))
-    assert states.stale_s == pytest.approx(stale)
-    assert states.age_s2 == pytest.approx(age)
+    staleness = states.end(float(moments))
+    states.hold(0, states.publish(float(moments)), float(moments + 1))  # after the end: not counted
+    assert staleness.stale_s == pytest.approx(stale)
+    assert staleness.age_s2 == pytest.approx(age)

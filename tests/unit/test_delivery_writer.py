@@ -24,7 +24,7 @@ def make_batch(notifications: list[dict[str, Any]], first: int) -> Batch:
 
 
 def read_back(frames: Iterator[tuple[int, bytes, int]]) -> Received:
-    """What each outbox received; a notification may come in two frames, for different subscriptions."""
+    """Returns what each outbox received. A notification may come in two frames, for different subscriptions."""
     received: Received = {}
     for outbox, frame, count in frames:
         length, kind, _flags, _zero, _sequence = HEADER.unpack_from(frame)
@@ -47,7 +47,7 @@ def read_back(frames: Iterator[tuple[int, bytes, int]]) -> Received:
 def test_each_outbox_gets_what_its_subscriptions_want(
     seed: int, output_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The small output buffer makes the writer come back many times, and cut wide notifications apart."""
+    """The small output buffer makes the writer resume many times, and split wide notifications."""
     monkeypatch.setattr(delivery_writer, "OUTPUT_BYTES", output_bytes)
     rng = random.Random(seed)
     outboxes = rng.choice([1, 3, 100])

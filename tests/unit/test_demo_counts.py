@@ -1,7 +1,8 @@
-"""The self-check of the main job: it agrees when both ends of every way do, and names each that does not."""
+"""The self-check of the main job: it passes if the counts at both ends of every path agree, or names differences."""
 
 from __future__ import annotations
 
+import asyncio
 from copy import deepcopy
 from typing import Any
 
@@ -9,8 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tidegate.broker.process import RunningBroker
 from tidegate.client import Delivery
 from tidegate.demo.counts import Counts
+from tidegate.demo.main_job import _while_broker_lives
+from tidegate.errors import Unavailable
 
 READINGS = [{"station": "28005002", "time": "2026-01-12T00:00:00Z", "NO2": 41.0, "O3": 12.0}] * 3
 
@@ -20,7 +24,7 @@ def agreeing() -> Counts:
     counts.on_published(READINGS)
     for sequence in (1, 2, 3):
         counts.on_delivered(Delivery(1, sequence, {}))
-    counts.queries.told = 3
+    counts.queries.reported = 3
     counts.queries.on_seen("28005002", 41.0)
     counts.totals = {
         "messages": 3,
@@ -66,11 +70,11 @@ def test_what_spark_says_otherwise_is_found_and_named(name: str, by: int) -> Non
 
 def test_what_persistent_queries_do_not_know_is_found() -> None:
     counts = agreeing()
-    counts.queries.told = 2
-    assert counts.differences() == ["persistent queries were told of 2 readings of 3"]
-    counts.queries.told = 3
+    counts.queries.reported = 2
+    assert counts.differences() == ["persistent queries received 2 readings of 3"]
+    counts.queries.reported = 3
     counts.queries.on_seen("28005002", 40.0)
-    assert counts.differences() == ["persistent queries over the graph do not know the latest of 1 stations"]
+    assert counts.differences() == ["persistent queries over the graph missed the latest value of 1 stations"]
 
 
 def test_what_is_missing_at_one_end_is_lost_and_what_comes_again_is_doubled() -> None:
@@ -86,3 +90,26 @@ def test_a_pipeline_that_told_nothing_and_a_job_without_readings_do_not_agree() 
     counts.totals = {}
     assert counts.differences()
     assert Counts().differences() == ["nothing was published"]
+
+
+@pytest.mark.parametrize(("ends_first", "expected"), [("broker", "U701"), ("work", "")])
+def test_the_main_job_ends_with_its_broker(ends_first: str, expected: str) -> None:
+    finished: list[str] = []
+
+    async def end() -> int:
+        await asyncio.sleep(0 if ends_first == "broker" else 60)
+        return 1
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(0 if ends_first == "work" else 60)
+        finally:
+            finished.append("work")
+
+    broker = RunningBroker("", "", "", 0, end)
+    if expected:
+        with pytest.raises(Unavailable, match=expected):
+            asyncio.run(_while_broker_lives(broker, work()))
+    else:
+        asyncio.run(_while_broker_lives(broker, work()))
+    assert finished == ["work"]

@@ -1,6 +1,6 @@
-"""The four methods of dequeuing, driven by a plain model of physical queues: what they ask of the store, and when.
+"""The four dequeue methods with a plain model of physical queues: which requests they send to the store, and when.
 
-A request is driven as the controller drives it; the store here is a list of counts. Time passes as a test says.
+The tests drive a request as the controller does. The store is a list of counts, and the tests control the time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def rds(sleep_s: float = 0.5, *, is_adaptive: bool = False, on_first_miss: bool 
 
 @dataclass
 class Back:
-    """Physical queues with counts, and the tries that were made of them."""
+    """Physical queues with counts, and the tries that were made on them."""
 
     method: DequeueMethod
     counts: list[int]
@@ -240,8 +240,8 @@ class WakeupWorld:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_wakeup_is_never_lost(seed: int) -> None:
-    """When messages wait, somebody is asked about as soon as they have lingered; and when nothing else happens,
-    messages or requests are soon used up."""
+    """While messages wait, a request tries the store as soon as they have lingered. If nothing else happens, messages
+    or requests are soon used up."""
     world = WakeupWorld(seed)
     for _ in range(400):
         world.step()

@@ -1,4 +1,4 @@
-"""Devices: the made readings obey the laws of their model, and the official files come out as they were written."""
+"""Devices: the generated readings obey the laws of their model, and official files are read as they were written."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def take(count: int, seed: int = 7, start: datetime = MONDAY, step: timedelta = 
 
 @pytest.fixture(scope="module")
 def weeks() -> list[dict[str, Any]]:
-    """Six weeks of all stations, hour by hour."""
+    """Returns six weeks of all stations, hour by hour."""
     return take(6 * 168 * len(STATIONS))
 
 
 def local_hour(notification: dict[str, Any]) -> int:
-    """Of readings in May and June, when Madrid is two hours ahead."""
+    """Returns the local hour of readings in May and June, when Madrid is two hours ahead."""
     return (int(notification["time"][11:13]) + 2) % 24
 
 
@@ -53,7 +53,7 @@ def mean_of(notifications: list[dict[str, Any]], pollutant: str, hour: int, **at
 
 
 def worst_no2(notifications: list[dict[str, Any]]) -> dict[str, float]:
-    """The highest NO2 of each station."""
+    """Returns the highest NO2 of each station."""
     worst: dict[str, float] = defaultdict(float)
     for n in notifications:
         worst[n["station"]] = max(worst[n["station"]], n.get("NO2", 0.0))
@@ -85,7 +85,7 @@ class TestReadings:
         assert take(2000, seed=3) == take(2000, seed=3) != take(2000, seed=4)
 
     def test_the_stream_of_a_seed_never_changes(self) -> None:
-        """A golden stream: other platforms, Python versions and later releases must make these very bytes."""
+        """This is a golden stream: other platforms, Python versions and later releases must produce the same bytes."""
         text = json.dumps(take(5000, seed=2026, start=datetime(2026, 3, 27), step=timedelta(minutes=20)))
         assert (
             hashlib.sha256(text.encode()).hexdigest()
@@ -143,7 +143,7 @@ class TestReadings:
         assert mean_of(sundays, "NO2", 8) < 0.85 * mean_of(workdays, "NO2", 8)
 
     def test_neighbours_rise_and_fall_together(self, weeks: list[dict[str, Any]]) -> None:
-        """Also after the daily rhythm and the episodes are taken out: one hour of the day, usual air only."""
+        """This also holds without the daily rhythm and the episodes: at one hour of the day, with usual air only."""
         levels: dict[str, dict[str, float]] = {"Getafe": {}, "Leganés": {}}
         for n in weeks:
             if n["name"] in levels and n.get("NO2", 999) < 130 and n["time"][11:13] == "18":
@@ -158,7 +158,7 @@ class TestReadings:
 
     @pytest.mark.parametrize("seed", range(100))
     def test_the_first_day_brings_an_alert_at_every_urban_street(self, seed: int) -> None:
-        """From any hour and over both changes of the clocks."""
+        """This holds from any hour, and across both clock changes."""
         start = datetime(2026, 1 + seed % 12, 24 + seed % 5, seed % 24, seed * 7 % 60)
         worst = worst_no2(take(24 * 28, seed=seed, start=start))
         assert all(worst[each.code] > 200 for each in STATIONS if (each.area, each.kind) == ("urban", "traffic"))
@@ -174,7 +174,7 @@ class TestReadings:
         assert mean(level < 150 for level in worst) > 0.5
 
     def test_the_weather_of_a_seed_does_not_depend_on_the_step(self) -> None:
-        """Read every ten minutes or every hour, the same full hours show the same levels, but for the noise."""
+        """Read every ten minutes or every hour, the same full hours have the same levels, except for noise."""
         fine = [n for n in take(28 * 6 * 48, step=timedelta(minutes=10)) if n["time"].endswith("00:00Z")]
         for often, seldom in zip(fine, take(28 * 48), strict=True):
             if "O3" in often and "O3" in seldom:
@@ -218,7 +218,7 @@ def test_clocks_change_at_one_utc_on_the_last_sundays(utc: datetime, hours: int)
 def series(
     values: dict[int, str], point: str = "28065014_8_8", magnitude: str = "8", day: str = "2026;05;13", flag: str = "V"
 ) -> str:
-    """One line of an official file: `values` by hour, all others missing."""
+    """Returns one line of an official file, with `values` by hour and all others missing."""
     cells = (f"{values[hour]};{flag}" if hour in values else ";N" for hour in range(1, 25))
     return f"28;65;14;{magnitude};{point};{day};" + ";".join(cells)
 

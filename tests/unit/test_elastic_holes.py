@@ -1,18 +1,19 @@
-"""The simulation finds what it must find: every rule of the protocol that is left out breaks a promise in some seed.
+"""The simulation detects faults: every rule of the protocol that is left out breaks a promise with some seed.
 
-Each hole is one that a first design of the protocol had (docs/elasticity.md tells them one by one); its test opens it
-again, by replacing one step of one slice, and runs seeds until a law is broken. A rule that no seed needs would be one
-to doubt.
+Each hole existed in a first design of the protocol (docs/elasticity.md explains them one by one). Its test reopens it
+by replacing one step of one slice, and runs seeds until a law is broken. A rule that no seed needs would be doubtful.
 """
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from elastic_world import ElasticWorld
 
+from tidegate.errors import ForeignFrame
 from tidegate.layers import reconfiguration
 from tidegate.layers.access_point import AccessPoint
 from tidegate.layers.control import Step, Transaction
@@ -56,7 +57,7 @@ def matchers_store_what_they_do_not_own(patch: Patch) -> None:
 
 
 class _Everything:
-    """A configuration that gives everything to one Matcher."""
+    """A configuration that assigns everything to one Matcher."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -88,7 +89,7 @@ def the_switch_waits_for_nobody_but_matchers(patch: Patch) -> None:
 
 def a_removed_access_point_is_left_at_once(patch: Patch) -> None:
     def settle(self: Uplink) -> Any:
-        return self._go(self._next, self._held) if self._next is not None else []
+        return self._move_to(self._next, self._held) if self._next is not None else []
 
     patch.setattr(Uplink, "settle", settle)
 
@@ -101,7 +102,7 @@ def versions_are_acknowledged_in_any_order(patch: Patch) -> None:
         if not waiting:
             self._pending.pop(subscription, None)
         acknowledged = [(each.source, ChangeOk(subscription, each.change.version)) for each in done]
-        return acknowledged + self._tell_ended()
+        return acknowledged + self._report_ended()
 
     patch.setattr(AccessPoint, "_settle", settle)
 
@@ -215,7 +216,7 @@ def what_comes_again_is_delivered_again(patch: Patch) -> None:
 
 
 def markers_of_the_base_are_enough(patch: Patch) -> None:
-    """An Access Point that is on its way out may still have clients."""
+    """Ignores that an Access Point that is leaving may still have clients."""
     original = Matcher._progress
 
     def progress(self: Matcher) -> Any:
@@ -247,7 +248,7 @@ def stale_coordinators_may_store(patch: Patch) -> None:
     patch.setattr(elastic_world.SimulatedStore, "replace", replace)
 
 
-# What may happen in the runs, and the first seed that is tried: that of a rare coincidence is known.
+# The events that may happen in the runs, and the first seed to try. For rare coincidences this seed is known.
 CRASHES = {"crashes": True}
 HOLES: dict[Callable[[Patch], None], tuple[dict[str, bool], int]] = {
     drained_means_released: ({}, 184),
@@ -274,6 +275,14 @@ HOLES: dict[Callable[[Patch], None], tuple[dict[str, bool], int]] = {
 }
 
 
+# Without these two rules a slice receives a frame about something that it cannot know, and fails in this function.
+FAILS_IN: dict[Callable[[Patch], None], tuple[type[Exception], str]] = {
+    the_switch_waits_for_nobody_but_matchers: (ForeignFrame, "_entry"),
+    writes_go_to_two_epochs_only: (ValueError, "choose"),
+}
+
+
+@pytest.mark.seeds
 @pytest.mark.parametrize("hole", HOLES, ids=lambda hole: hole.__name__)
 def test_a_hole_is_found(hole: Callable[[Patch], None], monkeypatch: Patch) -> None:
     hole(monkeypatch)
@@ -281,6 +290,11 @@ def test_a_hole_is_found(hole: Callable[[Patch], None], monkeypatch: Patch) -> N
     for seed in range(first, first + SEEDS_MAX):
         try:
             ElasticWorld(seed, **possible, rebinds=False, brokers=False).run()
-        except (AssertionError, KeyError, ValueError):  # a law is broken, or a slice is told of what it cannot know
+        except AssertionError:
+            return
+        except (ForeignFrame, ValueError) as error:
+            place = traceback.extract_tb(error.__traceback__)[-1].name
+            if FAILS_IN.get(hole) != (type(error), place):
+                raise
             return
     pytest.fail(f"{SEEDS_MAX} seeds do not need this rule")

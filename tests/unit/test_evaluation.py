@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.evaluation import pictures, queues_simulated
-from tidegate.evaluation.queues import evaluate_queues
-from tidegate.evaluation.report import Chapter, Estimate, Ratio, write_report, write_table
-from tidegate.simulation.message_queue import Method, Outcome, Parameters, simulate
+from tidegate_lab import pictures
+from tidegate_lab.queues import simulated
+from tidegate_lab.queues.evaluation import evaluate_queues
+from tidegate_lab.queues.message_queue import Method, Outcome, Parameters, simulate
+from tidegate_lab.report import Chapter, Estimate, Ratio, write_report, write_table
 
-TINY = queues_simulated.Extent(
+TINY = simulated.Extent(
     seeds=(1, 2),
     warm_up_s=0.5,
     measured_s=0.5,
@@ -31,7 +32,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def write_tiny(out: Path, is_short: bool) -> Chapter:
-    return queues_simulated.write_chapter(out, TINY)
+    return simulated.write_chapter(out, TINY)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_the_report_says_how_it_was_made_and_what_holds(out: Path) -> None:
 
 
 def test_intervals_cover_what_they_promise() -> None:
-    """Of a thousand means of five values, and of a thousand ratios of two means of thirty."""
+    """The test draws a thousand means of five values, and a thousand ratios of two means of thirty."""
     random = np.random.default_rng(2)
     few = [Estimate.of(values) for values in random.normal(10.0, 2.0, (1000, 5)).tolist()]
     covered = sum(abs(each.mean - 10.0) <= each.half_width for each in few)

@@ -1,4 +1,5 @@
-"""Laws of the filter language: what each form means, what is refused and where, and that text and filter agree."""
+"""Laws of the filter language: the meaning of each form, what is refused at which column, and that text and filter
+agree."""
 
 from __future__ import annotations
 
@@ -288,7 +289,7 @@ def test_the_limits_themselves_are_allowed() -> None:
 def test_every_code_is_in_the_table_of_the_docs_and_is_raised_here() -> None:
     page = (Path(__file__).parents[2] / "docs" / "filters.md").read_text("utf-8")
     documented = re.findall(r"^\| `(F1\d\d)` \|", page, re.MULTILINE)
-    of_the_client = ["F125"]  # a context for what is not a text
+    of_the_client = ["F125"]  # a context with a filter that is not a text
     assert documented == sorted({code for _, code, _ in BAD}) + of_the_client
 
 
@@ -427,7 +428,7 @@ def test_an_explanation_is_the_body_that_every_protocol_sends() -> None:
 
 
 def satisfies(condition: Condition, notification: dict[str, Any]) -> bool:
-    """The language once more, as plainly as possible; it shares nothing with the product."""
+    """Returns whether a condition holds: a second, plain implementation that shares no code with the product."""
     name, form, operands = condition
     if form in ("exists", "absent"):
         return (name in notification) == (form == "exists")

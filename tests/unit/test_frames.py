@@ -1,4 +1,4 @@
-"""Frames come out whole and in order however the network cuts them."""
+"""Frames are decoded completely and in order, however the network splits them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The graph against plain sets: a delta is exactly the difference between all triples before and after."""
+"""The graph compared with plain sets: a delta is exactly the difference between all triples before and after."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from sparql_texts import SparqlTexts
 
 from tidegate.errors import KnowledgeError
-from tidegate.knowledge.graph import Delta, Graph, NewTriple, Solutions, read_rdf_xml
+from tidegate.knowledge.documents import read_rdf_xml
+from tidegate.knowledge.graph import Delta, Graph, Solutions
 from tidegate.knowledge.sparql import with_iris
-from tidegate.knowledge.terms import Blank, Literal, Mask, Triple, Uri, private_iri
+from tidegate.knowledge.terms import Blank, Literal, Mask, NewTriple, Triple, Uri, private_iri
 
 INTEGER = "http://www.w3.org/2001/XMLSchema#integer"
 RDF_ROOT = '<rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#" xmlns:e="http://e/">'
@@ -53,7 +54,7 @@ def test_changes_by_masks_are_those_of_a_set(changes: list[tuple[list[Mask], lis
 
 @pytest.mark.parametrize("seed", range(120))
 def test_the_delta_of_an_update_is_the_difference_of_all_quads(seed: int) -> None:
-    """The oracle is the store itself, which makes the very same updates and is compared as a whole."""
+    """The oracle is the store itself, which makes the same updates and is compared as a whole."""
     sparql, graph, oracle = SparqlTexts(seed), Graph(), pyoxigraph.Store()
     for _ in range(25):
         text = sparql.update()
@@ -64,7 +65,7 @@ def test_the_delta_of_an_update_is_the_difference_of_all_quads(seed: int) -> Non
             assert not is_changed_by(graph, text), text
             continue
         for emptied in set(oracle.named_graphs()) - graphs - {quad.graph_name for quad in oracle}:
-            oracle.remove_graph(emptied)  # whoever is told deltas alone has never heard of it
+            oracle.remove_graph(emptied)  # deltas alone do not mention an empty graph
         delta = graph.update(text)
         assert quads(delta.added) == set(oracle) - before, text
         assert quads(delta.removed) == before - set(oracle), text
@@ -117,7 +118,7 @@ def x(subject: str) -> Triple:
 
 
 def test_the_solutions_of_an_update_are_found_once() -> None:
-    """A chance that fell twice would delete from some and insert for others."""
+    """If random solutions were drawn twice, the update would delete from some and insert for others."""
     graph = Graph()
     graph.change(inserted=[Triple(Uri(f"s{number}"), Uri("p"), Literal("x")) for number in range(40)])
     delta = graph.update("DELETE { ?s <p> 'x' } INSERT { ?s <p> 'y' } WHERE { ?s <p> 'x' FILTER(RAND() < 0.5) }")
@@ -209,7 +210,7 @@ def test_a_result_has_a_bound() -> None:
 
 
 def test_an_error_may_be_dropped_by_another_thread() -> None:
-    """It is an unraisable exception of pytest if a result of the store goes with it."""
+    """pytest would report an unraisable exception if a result of the store were dropped with the error."""
     graph = Graph(rows_max=1)
     graph.change(inserted=[x("a"), x("b")])
     errors: list[KnowledgeError] = []
@@ -294,7 +295,8 @@ def test_a_dump_restores_the_graph_in_one_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_copy_that_is_told_all_deltas_becomes_the_graph(seed: int, tmp_path: Path) -> None:
-    """Also those that it has already, as changes go on while it is made; it knows the same graphs without triples."""
+    """It may receive deltas that it already has, because changes continue while the copy is made. It also knows the
+    same empty graphs."""
     texts, graph = SparqlTexts(seed), Graph(tmp_path / "graph" if seed % 4 == 0 else None)
     others = ["CREATE SILENT GRAPH <g>", "DROP SILENT GRAPH <http://example.org/g>", "DROP ALL"]
     deltas = [graph.update(f"{kind} DATA {{ GRAPH <emptied> {{ <s> <p> 'x' }} }}") for kind in ("INSERT", "DELETE")]
@@ -347,7 +349,7 @@ def test_literals_of_every_kind_are_found_after_a_restart(tmp_path: Path, damage
 
 
 def test_blank_nodes_of_a_process_that_was_killed_are_named_when_the_graph_is_opened(tmp_path: Path) -> None:
-    """It was killed between an update and the naming: the file of kinds is not there."""
+    """It was killed between an update and the naming, so the file of kinds is missing."""
     store = pyoxigraph.Store(tmp_path / "triples")
     store.update("INSERT DATA { _:b <http://e/p> 'x' . <http://e/s> <http://e/p> _:b }")
     del store

@@ -1,4 +1,4 @@
-"""Group commit: one sync for many, all or nothing, a map that grows, and a disk that is full."""
+"""Group commit: one sync for many requests, all or nothing, a growing map, and a full disk."""
 
 from __future__ import annotations
 
@@ -27,6 +27,11 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 def put(commit: GroupCommit, key: bytes, value: bytes) -> Write:
     database = commit.open_database("test")
     return lambda transaction: transaction.put(key, value, db=database)
+
+
+def delete(commit: GroupCommit, key: bytes) -> Write:
+    database = commit.open_database("test")
+    return lambda transaction: transaction.delete(key, db=database)
 
 
 def read(commit: GroupCommit) -> dict[bytes, bytes]:
@@ -91,9 +96,79 @@ def test_a_group_that_fails_has_not_happened_and_the_next_one_works(tmp_path: Pa
     run(scenario())
 
 
+def test_a_commit_returns_what_its_write_returned_in_the_run_that_was_committed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        commit = GroupCommit(tmp_path, is_synced=False, map_bytes=MIB)
+        large, small = put(commit, b"large", b"v" * 3 * MIB), put(commit, b"small", b"1")
+        runs = 0
+
+        def write(transaction: lmdb.Transaction) -> int:
+            nonlocal runs
+            runs += 1
+            large(transaction)
+            return runs
+
+        assert list(await asyncio.gather(commit.commit(write), commit.commit(small))) == [runs, True]
+        assert runs > 1
+        await commit.close()
+
+    run(scenario())
+
+
+def test_a_write_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        commit = GroupCommit(tmp_path, is_synced=True)
+        may_go = threading.Event()
+
+        def wait(transaction: lmdb.Transaction) -> None:
+            may_go.wait()
+
+        def fail(transaction: lmdb.Transaction) -> None:
+            raise lmdb.CorruptedError("a damaged page")
+
+        writes = [put(commit, b"%d" % i, b"v") for i in range(100)]
+        writes[37] = fail
+        first = asyncio.create_task(commit.commit(wait))
+        others = [asyncio.create_task(commit.commit(write)) for write in writes]
+        await asyncio.sleep(0)
+        may_go.set()
+        await first
+        outcomes = await asyncio.gather(*others, return_exceptions=True)
+        assert [i for i, outcome in enumerate(outcomes) if isinstance(outcome, TidegateError)] == [37]
+        assert len(read(commit)) == 99
+        await commit.close()
+
+    run(scenario())
+
+
+def test_on_a_full_disk_only_writes_that_take_room_are_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        commit = GroupCommit(tmp_path, is_synced=True, reserve_bytes=MIB)
+        value = b"v" * 50_000
+        with files_at_most((tmp_path / "data.mdb").stat().st_size):
+            kept, refused = 0, None
+            while refused is None:
+                try:
+                    await commit.commit(put(commit, b"%d" % kept, value), len(value), takes_room=True)
+                    kept += 1
+                except Unavailable as error:
+                    refused = error
+            assert kept
+            assert refused.code == "U707"
+            assert "full" in refused.message
+            assert commit.is_full
+            for i in range(kept):  # each needs new pages, and later ones may use freed pages
+                await commit.commit(delete(commit, b"%d" % i))
+            await commit.commit(put(commit, b"again", value), len(value), takes_room=True)
+            assert not commit.is_full
+        await commit.close()
+
+    run(scenario())
+
+
 @contextmanager
 def files_at_most(size_bytes: int) -> Iterator[None]:
-    """No file of this process can grow beyond: what a full disk looks like to whoever writes."""
+    """Limits the size of all files of this process, which a writer sees as a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
@@ -133,13 +208,13 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
     async def scenario() -> None:
         commit = GroupCommit(tmp_path, is_synced=False)
         is_slow = threading.Event()
-        ended: list[TidegateError | None] = []
+        submitted: list[asyncio.Future[bool]] = []
 
         def submit() -> None:
-            commit.submit(lambda _transaction: is_slow.wait(), ended.append, WAITING_BYTES_MAX // 2 + 1)
+            submitted.append(commit.submit(lambda _transaction: is_slow.wait(), WAITING_BYTES_MAX // 2 + 1))
 
         submit()
-        while commit._waiting:  # until the writer has begun with it
+        while commit._waiting:  # until the writer has started on it
             await asyncio.sleep(0.001)
         submit()
         with pytest.raises(Overloaded):
@@ -147,6 +222,6 @@ def test_what_waits_for_a_slow_disk_is_bounded(tmp_path: Path) -> None:
         is_slow.set()
         await commit.close()
         await asyncio.sleep(0)
-        assert ended == [None, None]
+        assert [done.result() for done in submitted] == [True, True]
 
     run(scenario())

@@ -1,4 +1,4 @@
-"""Whether the client of a held request was there until it had its answer."""
+"""Detects whether the client of a held request was connected until it had received its answer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
-from tidegate.listeners.http_connection import IS_ALL_SENT, IS_CLOSING
-from tidegate.listeners.http_peer import Peer
+from tidegate.listeners.http.connection import IS_ALL_SENT, IS_CLOSING
+from tidegate.listeners.http.peer import Peer
 
 HEAD, BODY, WAITED, END = range(4)
 
 
 class Connection:
-    """Lost when so much of an answer was written."""
+    """A connection that is lost after so much of an answer was written."""
 
     def __init__(self, lost_at: int | None) -> None:
         self._lost_at = lost_at

@@ -1,8 +1,9 @@
-"""The index finds exactly what brute force finds, through any history of adding and removing."""
+"""The index finds exactly what brute force finds, after any sequence of additions and removals."""
 
 from __future__ import annotations
 
 from itertools import pairwise
+from random import Random
 
 import msgspec
 import pytest
@@ -13,8 +14,9 @@ from strategies import Notification, filters, notifications
 
 from tidegate.filters import Filter
 from tidegate.frames import Kind, encode_frame
+from tidegate.index import SubscriptionIndex
+from tidegate.index.tables import CELL_ROWS_MAX, CELLS_PER_ATTRIBUTE
 from tidegate.layers.batch import BatchReader
-from tidegate.layers.index import SubscriptionIndex
 
 
 @given(st.data())
@@ -29,7 +31,7 @@ def test_it_finds_exactly_what_brute_force_finds(data: st.DataObject) -> None:
 
 
 class IndexHistory(RuleBasedStateMachine):
-    """Subscriptions come, change and go; at every moment the index agrees with a plain dictionary of filters."""
+    """Subscriptions are added, changed and removed. The index always agrees with a plain dictionary of filters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,3 +108,56 @@ def test_a_batch_of_bytes_matches_as_its_mappings_do(many: list[Notification], d
     offsets, ids = index.match_frames(frames)
     found = [ids[start:stop].tolist() for start, stop in pairwise(offsets)]
     assert found == index.match([*many, many[0], *many])
+
+
+def test_intervals_on_more_attributes_than_have_rows_of_cells_match_and_go_as_others_do() -> None:
+    """Attributes beyond the rows are filed in hashed cells. They match equally, and need little memory."""
+    rng = Random(19)
+    index = SubscriptionIndex()
+    texts = ("a{0}>={1}", "a{0}<{1}", "a{0}=={1}..{2}", "a{0}>{1};a{0}<={2}")
+    kept: dict[int, Filter] = {}
+    for number in range(4 * CELL_ROWS_MAX):
+        low = rng.uniform(-1000, 1000)
+        text = rng.choice(texts).format(number % (2 * CELL_ROWS_MAX), low, low + rng.choice((0.5, 50, 5000)))
+        kept[number] = Filter.parse(text)
+        index.add(number, kept[number])
+
+    def check() -> None:
+        for _ in range(40):
+            names = rng.sample(range(2 * CELL_ROWS_MAX), 60)
+            event = {f"a{name}": rng.uniform(-1500, 1500) for name in names}
+            expected = [number for number, each in kept.items() if each.matches(event)]
+            assert [sorted(ids) for ids in index.match([event])] == [expected]
+
+    check()
+    for number in rng.sample(sorted(kept), 2 * CELL_ROWS_MAX):
+        del kept[number]
+        index.remove(number)
+    check()
+    index.plan()
+    while index.maintain(500):
+        check()
+    check()
+    assert index.statistics().bytes < 8_000 * 2 * CELL_ROWS_MAX + 3 * CELL_ROWS_MAX * CELLS_PER_ATTRIBUTE * 4
+    for number in list(kept):
+        index.remove(number)
+    assert index.statistics().entries == 0
+
+
+def test_a_new_plan_gives_rows_of_cells_to_the_attributes_that_need_them_most() -> None:
+    """Thousands of attributes with one interval each must not permanently slow those with many intervals."""
+    index = SubscriptionIndex()
+    for number in range(CELL_ROWS_MAX):
+        index.add(number, Filter.parse(f"rare{number}>={number}"))
+    for number in range(2048):
+        index.add(CELL_ROWS_MAX + number, Filter.parse(f"busy=={number}..{number}.5"))
+    while index.maintain():
+        pass
+    index.plan()
+    while index.maintain():
+        pass
+    before = index.statistics()
+    assert [index.match([{"busy": number + 0.25}])[0] for number in range(0, 2048, 64)] == [
+        [CELL_ROWS_MAX + number] for number in range(0, 2048, 64)
+    ]
+    assert index.statistics().scanned - before.scanned < 32 * 16, "the busy attribute's intervals lie in large nodes"

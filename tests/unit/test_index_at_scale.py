@@ -1,8 +1,8 @@
 """The index with thousands of filters: nodes split, arrays grow, plans change, and it stays exact and small.
 
 Each seed compares the index with `Filter.matches` on about a million pairs of a filter and a notification, while
-filters come and go and move between trees. TIDEGATE_TEST_SEEDS=1000 looks harder. Run under NUMBA_BOUNDSCHECK=1 as well
-(tests/integration/test_kernels.py does).
+filters are added, removed and moved between trees. TIDEGATE_TEST_SEEDS=1000 tries more seeds.
+tests/integration/test_kernels.py also runs this file under NUMBA_BOUNDSCHECK=1.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import pytest
 
 from tidegate.errors import NotificationError, Overloaded
 from tidegate.filters import Filter
-from tidegate.layers.index import SubscriptionIndex
-from tidegate.layers.index.packing import pack
+from tidegate.index import SubscriptionIndex
+from tidegate.index.packing import pack
 
 SEEDS = max(4, int(os.environ.get("TIDEGATE_TEST_SEEDS", "150")) // 40)
 WORDS = ["", "a", "ab", "abc", "b", "ba", "1", "12", "123", "é", "x" * 70, "zz top"]
 
 
 class Workload:
-    """Filters and notifications on a few attributes, some of them popular, with values that often meet."""
+    """Filters and notifications on a few attributes, some of them popular, with values that often match."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -163,7 +163,8 @@ def settle(index: SubscriptionIndex) -> None:
 
 
 def test_what_notifications_carry_corrects_what_filters_suggested() -> None:
-    """Nobody sends a large `b`, which only notifications can tell: by the filters alone, `a` seems more selective."""
+    """No notification has a large `b`, which the index can learn only from notifications. By the filters alone, `a`
+    seems more selective."""
     index = SubscriptionIndex()
     for number in range(4000):
         index.add(number, Filter.parse(f"a=='x{number % 4}';b>{1_000_000 + number}"))
@@ -187,7 +188,7 @@ def test_domains_follow_filters_that_ask_for_other_numbers() -> None:
 
 
 def test_two_threads_match_while_one_writes() -> None:
-    """What is never changed is always found; what comes and goes is found only where it matches."""
+    """Unchanged subscriptions are always found. Those that are added and removed are found only where they match."""
     workload, index = Workload(3), SubscriptionIndex()
     filters = {number: workload.filter() for number in range(3000)}
     notifications = [workload.notification() for _ in range(40)]

@@ -1,18 +1,20 @@
-"""Inserts that are committed together are what they would be one after another: each has its own delta and answer."""
+"""Inserts that are committed together have the same effect as one after another: each has its own delta and answer."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import KnowledgeError
-from tidegate.knowledge.graph import Delta, Graph, NewTriple
+from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.knowledge_base import InsertsJob, KnowledgeBase, SubscribeJob
-from tidegate.knowledge.terms import Blank, Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import Blank, Literal, Mask, NewTriple, Triple, Uri
 from tidegate.knowledge.wql import read_wql
 
+WAIT_S = 60
 INTEGER = "http://www.w3.org/2001/XMLSchema#integer"
 HALF_A_CHARACTER = "\ud800"
 
@@ -61,16 +63,26 @@ def test_one_that_is_refused_concerns_no_other() -> None:
     assert {found.subject.text for found in knowledge.graph.triples([Mask()])} == {"a", "b"}
 
 
-def test_a_question_that_is_asked_again_is_told_after_each_of_them() -> None:
-    """One of WQL, which sees the graph itself: it must not see what comes later."""
-    knowledge = KnowledgeBase(Graph())
-    told: list[Any] = []
-    path = read_wql("wql-values", {"start": Uri("s")}, "p")
-    knowledge.submit("kp", SubscribeJob(path, lambda: told.append(knowledge.take("it")), "it"), lambda *_: None)
-    answers = _inserted(knowledge, [(triple("s", str(number // 2)),) for number in range(6)])
-    assert [len(each.added) for each in answers] == [1, 0, 1, 0, 1, 0]
-    assert [each.difference.added for each in told] == [(Literal(str(number)),) for number in range(3)]
-    assert [each.sequence for each in told] == [1, 2, 3]
+def test_a_question_that_must_be_evaluated_is_told_what_they_made_together() -> None:
+    """The inserts are answered immediately. The evaluation comes later, and covers all of them."""
+
+    async def scenario() -> None:
+        knowledge = KnowledgeBase(Graph())
+        told: list[Any] = []
+        path = read_wql("wql-values", {"start": Uri("s")}, "p")
+        knowledge.submit("kp", SubscribeJob(path, lambda: told.append(knowledge.take("it")), "it"), lambda *_: None)
+        answers = _inserted(knowledge, [(triple("s", str(number // 2)),) for number in range(6)])
+        assert [len(each.added) for each in answers] == [1, 0, 1, 0, 1, 0]
+        assert told == []
+        async with asyncio.timeout(WAIT_S):
+            while knowledge.queries.statistics().stale:
+                await asyncio.sleep(0.01)
+        await knowledge.stop()
+        (indication,) = told
+        assert set(indication.difference.added) == {Literal(str(number)) for number in range(3)}
+        assert (indication.sequence, indication.merged) == (1, 2)
+
+    asyncio.run(scenario())
 
 
 def test_a_full_lane_refuses_all_of_them() -> None:

@@ -1,4 +1,4 @@
-"""Terms: any text comes back from the store as it went in, and names that SPARQL joins are those that clients write."""
+"""Terms: any text is read from the store as it was written, and SPARQL joins the names that clients write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases against a plain model: every message is in exactly one place, and a receipt is good while its lease lasts."""
+"""Leases compared with a plain model: each message is in exactly one place, and a receipt is valid during its lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ SECONDS = st.sampled_from([0.0, 1.0, 5.0, 100.0])
 
 
 class LeasesAgainstAModel(RuleBasedStateMachine):
-    """The model: (delivery, deadline, is owned) of what is held, a set of what waits again, and lists behind groups."""
+    """The model has (delivery, deadline, is owned) of leased messages, a set of released ones, and lists of those that
+    wait behind their group."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Whoever is cancelled while the disk is busy has done what it began: the store's counts agree with the disk."""
+"""A call that is cancelled while the disk is busy still completes its change: counts and disk agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGES = 10
 
 
 async def cancel(work: Coroutine[Any, Any, Any], turns: int) -> None:
-    """Cancels it after so many turns of the loop."""
+    """Cancels the work after so many turns of the event loop."""
     task = asyncio.ensure_future(work)
     for _ in range(turns):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What is made of the reports of the slices."""
+"""The load that is computed from the reports of the slices."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from math import isnan
 
 import pytest
 
-from tidegate.layers.autoscaler import Layer
+from tidegate.hosts.load import DELAYS_S, Delays, Rates, delay_percentile, measure
 from tidegate.layers.frames import Load
-from tidegate.layers.load import DELAYS_S, Delays, Rates, delay_percentile, layer_of, measure
+from tidegate.layers.layer import Layer, layer_of
 
 
 def test_rates_are_of_the_time_between_two_reports() -> None:

@@ -1,6 +1,6 @@
-"""The simulation agrees with a second model in SimPy, obeys its laws at any parameters, and finds what the paper found.
+"""The simulation agrees with a second model in SimPy, obeys its laws for any parameters, and reproduces the paper.
 
-The figures of the last part are outcomes of seeded runs, not timings: they are the same on every machine.
+The figures of the last part are results of seeded runs, not timings, so they are the same on every machine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simpy_message_queue import MessageQueue
 
-from tidegate.simulation.message_queue import (
+from tidegate_lab.queues.message_queue import (
     SET_A,
     SET_B,
     Case,
@@ -52,7 +52,8 @@ CROSS_CHECKS = [
 
 @pytest.mark.parametrize(("method", "parameters"), CROSS_CHECKS)
 def test_agrees_with_the_readable_model(method: Method, parameters: Parameters) -> None:
-    """Within 3 % in throughput, 0.02 in the hit rate, 5 % in cost, 10 % in latency; the random numbers differ."""
+    """They agree within 3 % in throughput, 0.02 in the hit rate, 5 % in cost and 10 % in latency. The random numbers
+    differ."""
     readable = [MessageQueue(parameters, method, seed).run() for seed in range(2)]
     outcomes = [simulate(parameters, method, seed) for seed in range(10)]
     throughput_per_s = fmean(len(tally.latencies_s) for tally in readable) / parameters.measured_s
@@ -184,11 +185,11 @@ def test_a_longer_linger_makes_larger_batches_that_cost_less_and_wait_longer() -
     assert latencies_s == sorted(latencies_s)
 
 
-# The paper's results, and what goes beyond them.
+# The paper's results, and results beyond them.
 
 
 def mean_over_seeds(parameters: Parameters, method: Method, requests_per_s: float, measure: str) -> float:
-    """Of runs half as long as the parameter sets say, which three seeds make up for."""
+    """Returns the mean over three seeds, of runs half as long as in the parameter sets."""
     settled = replace(parameters, back_end_requests_per_s=float(requests_per_s), measured_s=30.0)
     return mean(outcomes_at(settled, method), measure)
 

@@ -1,4 +1,4 @@
-"""Mirrors against a dictionary: the graph has the latest values, and what is added to it is published, once."""
+"""Mirrors compared with a dictionary: the graph has the latest values, and each added value is published once."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from strategies import values
 
 from tidegate import config as settings
+from tidegate.broker.knowledge import ChangePublisher
+from tidegate.broker.mirror import TEXT_CHARACTERS_MAX, XSD, GraphMirror, NotificationMirror, literal_of, value_of
 from tidegate.config import Mirror
 from tidegate.errors import Overloaded, TidegateError
 from tidegate.filters import Filter
+from tidegate.hosts.embedded_host import EmbeddedHost
+from tidegate.hosts.session import Session
 from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.knowledge_base import ChangeJob, KnowledgeBase
 from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
 from tidegate.layers.batch import BatchReader
 from tidegate.layers.connection_point import Bounds
-from tidegate.layers.embedded_host import EmbeddedHost
-from tidegate.mirror import TEXT_CHARACTERS_MAX, XSD, GraphMirror, NotificationMirror, literal_of, value_of
+from tidegate.layers.session_events import SessionEvent
 from tidegate.notification import Value
-from tidegate.semantic_broker import ChangePublisher
 
 RULES = (
     Mirror(to="graph", subject="station", attributes=("NO2", "name")),
@@ -49,7 +51,13 @@ class World:
         publisher = ChangePublisher(self.host, "own", NotificationMirror(RULES))
         self.knowledge = KnowledgeBase(self.graph, publish=publisher.publish, check_room=self._check_room)
         self.mirror = GraphMirror(RULES, self.host, self.knowledge, "own")
+        self.sensor = Session(self.host, self)
+        self.sensor.open()
+        self.sensor.attach_publisher("sensor")
         self._sent = 0
+
+    def on_event(self, event: SessionEvent) -> None:
+        pass
 
     def _check_room(self) -> None:
         if self.is_full:
@@ -58,10 +66,10 @@ class World:
     def publish(self, *some: dict[str, Value]) -> None:
         batch = BatchReader().read_array("sensor", self._sent + 1, msgspec.msgpack.encode(some))
         self._sent = batch.last
-        self.host.carry(self.host.connection_point.submit("sensor", [batch], batch.last))
+        self.sensor.submit([batch], batch.last)
 
     async def settle(self) -> None:
-        """Everything here happens within a few turns of the loop."""
+        """Waits a few turns of the event loop, in which everything here completes."""
         for _ in range(20):
             await asyncio.sleep(0)
         assert self.failures == []

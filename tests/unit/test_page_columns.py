@@ -1,4 +1,4 @@
-"""Columns made of pages by the kernel, held against the records themselves."""
+"""Columns that the kernel makes from pages, compared with the records themselves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.errors import ConfigError, QueueError
+from tidegate.errors import ConfigError, ProtocolError, QueueError
 from tidegate.messages import Page, Record
 from tidegate.pipeline.columns import MESSAGE_COLUMNS, Columns, check_schema
 from tidegate.queues.records import seal
@@ -89,7 +89,7 @@ def test_every_part_of_a_record_is_a_column(kept: list[Record]) -> None:
 
 
 def test_a_body_that_the_kernel_does_not_take_is_kept_as_it_is() -> None:
-    """A text that is not UTF-8, which a producer may have written: everything else of the page is as ever."""
+    """A producer may have written a text that is not UTF-8. The rest of the page is not affected."""
     kept = [record(1, headers={"a": "b"}), record(0), record("x", group="g")]
     kept[1].body = msgspec.Raw(b"\xa2\xff\xff")
     found = Columns(MESSAGE, 0, is_strict=False).batch(page_of(kept)).to_pylist()
@@ -104,12 +104,12 @@ def test_a_body_that_the_kernel_does_not_take_is_kept_as_it_is() -> None:
 
 @given(st.lists(records, min_size=1, max_size=3), st.data())
 def test_a_page_that_is_cut_off_is_never_read_beyond_its_end(kept: list[Record], data: st.DataObject) -> None:
-    """The broker sends whole records; whatever else comes must not make the kernel read what is not there."""
+    """The broker sends complete records. Other input must not make the kernel read beyond the page."""
     whole = page_of(kept)
     cut = data.draw(st.integers(0, len(whole.records) - 1))
     ends = [min(end, cut) for end in array("I", whole.ends)]
     page = Page(whole.sequences, array("I", ends).tobytes(), whole.records[:cut])
-    with pytest.raises(msgspec.DecodeError):
+    with pytest.raises(ProtocolError, match="P303"):
         Columns(MESSAGE, 0, is_strict=False).batch(page)
 
 
@@ -151,9 +151,9 @@ class TestSchema:
     @pytest.mark.parametrize(
         ("schema", "reason"),
         [
-            (typed(_sequence=StringType()), "_sequence is string; it is bigint"),
-            (typed(_nothing=StringType()), "no column _nothing"),
-            (typed(price=DecimalType()), "price is decimal"),
+            (typed(_sequence=StringType()), "_sequence has the type string; declare it as bigint"),
+            (typed(_nothing=StringType()), "_nothing is not a message column"),
+            (typed(price=DecimalType()), "price has the type decimal"),
         ],
     )
     def test_columns_that_no_message_has(self, schema: StructType, reason: str) -> None:

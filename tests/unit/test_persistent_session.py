@@ -14,7 +14,7 @@ from tidegate.knowledge.knowledge_base import ChangeJob, KnowledgeBase
 from tidegate.knowledge.named_queries import NamedQueries
 from tidegate.knowledge.request_pool import Lane, PoolRequest, PoolSettings
 from tidegate.knowledge.terms import Literal, Triple, Uri
-from tidegate.listeners.http_persistent import PersistentSession
+from tidegate.listeners.http.persistent import PersistentSession
 
 
 def insert(knowledge: KnowledgeBase, numbers: range) -> None:
@@ -34,7 +34,7 @@ def test_a_question_whose_result_grows_too_large_ends_with_an_error(tmp_path: Pa
         waiting = asyncio.ensure_future(anext(events))
         await asyncio.sleep(0)
         insert(knowledge, range(10, 11))
-        with pytest.raises(KnowledgeError, match="K117"):
+        with pytest.raises(KnowledgeError, match="K109"):
             await waiting
         session.close()
         assert knowledge.queries.statistics().subscriptions == 0

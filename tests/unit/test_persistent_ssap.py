@@ -1,4 +1,4 @@
-"""What a persistent query over SSAP makes of the refusals of a broker, ours and others."""
+"""How a persistent query over SSAP interprets the refusals of Tidegate's broker and of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tidegate.knowledge.ssap import Envelope, Status, confirm
 
 
 def refused(status: Status, parameters: dict[str, str]) -> TidegateError:
-    """What is raised for a confirm with these parameters."""
+    """Returns the error that a confirm with these parameters raises."""
 
     async def read() -> TidegateError:
         reader = asyncio.StreamReader()
@@ -26,7 +26,10 @@ def refused(status: Status, parameters: dict[str, str]) -> TidegateError:
 
 
 def test_a_broker_that_has_too_much_to_do_says_when_to_come_back() -> None:
-    told = {"error": "L652: 10000 sparql wait already", "retry_after_s": "12.500000"}
+    told = {
+        "error": "L652: 10000 requests with 9 bytes are already waiting in lane sparql",
+        "retry_after_s": "12.500000",
+    }
     error = refused(Status.OUT_OF_RESOURCES, told)
     assert isinstance(error, Overloaded)
     assert (error.code, error.retry_after_s) == ("L652", 12.5)

@@ -1,4 +1,4 @@
-"""The values of the pipeline: offsets, shares, options, and what Spark's failures say."""
+"""The values of the pipeline: offsets, shares, options, and the messages of Spark's failures."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class TestOffset:
     @pytest.mark.parametrize(
         ("offset", "reason"),
         [
-            (Offset("water", "a1", [9, 1]), "is of queue 'water', not of 'air'"),
-            (Offset("air", "b2", [9, 1]), "dropped and made anew"),
+            (Offset("water", "a1", [9, 1]), "belongs to queue 'water', not to 'air'"),
+            (Offset("air", "b2", [9, 1]), "dropped and created again"),
             (Offset("air", "a1", [10, 1]), "ahead of queue"),
             (Offset("air", "a1", [9]), "ahead of queue"),
         ],
     )
     def test_a_checkpoint_of_something_else(self, offset: Offset, reason: str) -> None:
-        with pytest.raises(ConfigError, match=f"C421.*{reason}.*checkpoint of its own"):
+        with pytest.raises(ConfigError, match=f"C421.*{reason}.*give this query a new checkpoint"):
             offset.check("air", self.looked)
 
     def test_a_checkpoint_of_another_source(self) -> None:
@@ -86,7 +86,7 @@ class TestOptions:
         ("wrong", "reason"),
         [
             ({}, "no queue"),
-            ({"queue": "a", "maxRows": "5"}, "'maxrows' is no option of tidegate; there are: .*maxRowsPerTrigger"),
+            ({"queue": "a", "maxRows": "5"}, "'maxrows' is not an option of tidegate; use one of: .*maxRowsPerTrigger"),
             ({"queue": "a", "maxRowsPerTrigger": "-1"}, "maxRowsPerTrigger is '-1'"),
             ({"queue": "a", "failOnDataLoss": "perhaps"}, "failOnDataLoss is 'perhaps'; choose one of: true, false"),
             ({"queue": "a", "mode": "x"}, "mode is 'x'"),
@@ -128,7 +128,7 @@ class TestFailures:
         text = (
             'Query failed\nTraceback (most recent call last):\n  File "x.py", line 1\n    raise x\nValueError: no 3\n'
         )
-        assert "Spark has failed: ValueError: no 3;" in str(to_error(Exception(text)))
+        assert "Spark failed: ValueError: no 3;" in str(to_error(Exception(text)))
 
     def test_lag_is_what_waits_in_all_queues(self) -> None:
         latest, end = '{"queue":"a","id":"1","sequences":[10,20]}', '{"queue":"a","id":"1","sequences":[7,20]}'

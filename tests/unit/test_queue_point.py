@@ -1,4 +1,5 @@
-"""From a publisher into a queue: what a bound filter matches is there once, in order, and acknowledged when durable."""
+"""From a publisher into a queue: notifications that a bound filter matches are stored once and in order, and
+acknowledged when they are durable."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ import msgspec
 import pytest
 
 from tidegate.filters import Filter
+from tidegate.hosts.embedded_host import EmbeddedHost
+from tidegate.hosts.session import Session
 from tidegate.layers.batch import BatchReader
 from tidegate.layers.connection_point import Bounds
-from tidegate.layers.embedded_host import EmbeddedHost
-from tidegate.layers.frames import LayerFrame, PublishAcknowledged
+from tidegate.layers.session_events import PublishAcknowledged, SessionEvent
 from tidegate.messages import Dequeue, NewMessage, Settle
 from tidegate.queues import LogicalQueues
 from tidegate.queues.definition import FED_BYTES_MIN, Definition
@@ -33,8 +35,9 @@ class World:
         self.queues = LogicalQueues(LmdbStore(directory))
         self.queues.on_change = self.bind
         self.feeder = self.host.use_feeder(self.queues)
-        self.session = self.host.open_session(self)
-        self.host.connection_point.attach_publisher(self.session, "p")
+        self.session = Session(self.host, self)
+        self.session.open()
+        self.session.attach_publisher("p")
         self.acknowledged = 0
         self.sent = 0
 
@@ -42,14 +45,14 @@ class World:
         text = definition.settings.filter if definition is not None else None
         self.host.bind(queue, Filter.parse(text) if text is not None else None)
 
-    def on_frame(self, frame: LayerFrame) -> None:
-        if isinstance(frame, PublishAcknowledged):
-            self.acknowledged = frame.sequence
+    def on_event(self, event: SessionEvent) -> None:
+        if isinstance(event, PublishAcknowledged):
+            self.acknowledged = event.sequence
 
     def publish(self, *notifications: dict[str, Any]) -> None:
         batch = READER.read_array("p", self.sent + 1, msgspec.msgpack.encode(notifications))
         self.sent += len(notifications)
-        self.host.carry(self.host.connection_point.submit("p", [batch], self.sent))
+        self.session.submit([batch], self.sent)
 
     async def wait_acknowledged(self) -> None:
         async with asyncio.timeout(10):
@@ -57,7 +60,7 @@ class World:
                 await asyncio.sleep(0.001)
 
     async def take(self, queue: str, *, wait_s: float = 0.0) -> list[tuple[Any, str, int]]:
-        """(notification, publisher, its sequence) of everything in a queue, deleted."""
+        """Takes and deletes everything in a queue, and returns (notification, publisher, its sequence)."""
         found: list[tuple[Any, str, int]] = []
         while leased := await self.queues.dequeue(Dequeue(queue, wait_s=wait_s)):
             records = [decode_record(message.record) for message in leased]
@@ -227,7 +230,7 @@ def test_a_mistake_of_ours_on_the_way_into_a_queue_does_not_go_unnoticed(
             raise RuntimeError("a mistake")
 
         await world.queues.define("q", {"filter": "*"})
-        monkeypatch.setattr(world.queues, "enqueue", fail)
+        monkeypatch.setattr(world.queues, "feed", fail)
         world.publish({"a": 1})
         async with asyncio.timeout(10):
             while not world.failures:
@@ -250,3 +253,33 @@ def test_a_named_subscription_is_a_queue_of_one_physical_queue(tmp_path: Path) -
         assert [msgspec.msgpack.decode(decode_record(each.record).body)["t"] for each in leased] == list(range(31, 45))
 
     in_a_world(tmp_path, scenario)
+
+
+def test_a_refused_notification_that_is_sent_again_after_a_restart_is_stored(tmp_path: Path) -> None:
+    """Notifications after a refusal must not claim the refused one. Otherwise it would count as a duplicate and be
+    lost."""
+
+    async def fill_and_refuse(world: World) -> None:
+        await world.queues.define("q", {"filter": "n", "messages_max": 2, "physical_queues": 1, "block_s": 0})
+        world.publish({"n": 1}, {"n": 2})
+        await world.wait_acknowledged()
+        # The second waits for the queue while the first is refused.
+        world.publish({"n": 3})
+        world.publish({"n": 4})
+        await world.wait_acknowledged()
+        refused = world.session.refused(1, world.sent)
+        assert [(each.first, each.last) for each in refused] == [(3, 4)]
+        assert [body["n"] for body, _publisher, _sequence in await world.take("q")] == [1, 2]
+        world.publish({"n": 5}, {"n": 6})
+        await world.wait_acknowledged()
+        assert [body["n"] for body, _publisher, _sequence in await world.take("q")] == [5, 6]
+
+    async def send_again(world: World) -> None:
+        world.sent = 2
+        for number in range(3, 7):
+            world.publish({"n": number})
+        await world.wait_acknowledged()
+        assert [body["n"] for body, _publisher, _sequence in await world.take("q")] == [3, 4]
+
+    in_a_world(tmp_path, fill_and_refuse)
+    in_a_world(tmp_path, send_again)

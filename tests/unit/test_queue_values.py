@@ -1,9 +1,10 @@
-"""Records, receipts, settings and costs of queues: what goes in comes out, and what is wrong is refused with a cure."""
+"""Records, receipts, settings and costs of queues: values survive a round trip, and errors name a remedy."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -63,9 +64,10 @@ def test_a_record_that_was_spoilt_is_noticed(record: Record, data: st.DataObject
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_record_or_corrupt(sealed: bytes) -> None:
-    unseal(sealed)
-    group_of(sealed)
+def test_any_bytes_are_sound_only_with_their_checksum(sealed: bytes) -> None:
+    is_sound = len(sealed) > 4 and int.from_bytes(sealed[:4], "little") == crc32(sealed[4:])
+    assert (unseal(sealed) is not None) == is_sound
+    assert isinstance(group_of(sealed), str), "bytes that are no record have no group, and do not crash the reader"
 
 
 @given(RECORDS)
@@ -122,6 +124,16 @@ class TestDefinitions:
         with pytest.raises(QueueError, match="Q903"):
             parse_settings(settings)
 
+    def test_a_bad_setting_is_named_with_its_value_and_what_it_may_be(self) -> None:
+        for settings, words in (
+            ({"physical_queues": 65}, "physical_queues cannot be 65.*from 1 to 64"),
+            ({"sleep_s": "long"}, "sleep_s cannot be 'long'.*above 0 to 86,400"),
+            ({"method": "magic"}, "method cannot be 'magic'.*wakeup, rds, pms or conventional"),
+            ({"colour": "red"}, "no queue setting 'colour'.*physical_queues"),
+        ):
+            with pytest.raises(QueueError, match=words):
+                parse_settings(settings)
+
     def test_a_bad_filter_is_refused_at_its_column(self) -> None:
         with pytest.raises(FilterError):
             parse_settings({"filter": "NO2>>3"})
@@ -142,7 +154,7 @@ class TestDefinitions:
 
 
 class TestSuspects:
-    """Whatever the bound is, a message that fails for the last time does so alone."""
+    """Whatever the bound is, the last delivery of a failing message contains no other message."""
 
     @pytest.mark.parametrize("max_deliveries", range(2, 12))
     def test_the_last_delivery_is_alone_and_the_first_is_not(self, max_deliveries: int) -> None:
@@ -172,7 +184,7 @@ def test_unit_costs_are_found_again_from_what_was_measured() -> None:
 def test_only_work_is_timed_and_whatever_happens_is_passed_on(
     outcome: str | BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock here moves when somebody works, or when everybody waits."""
+    """The clock here moves while a task works, or when all wait."""
     now_s = [0.0]
     monkeypatch.setattr("tidegate.queues.costs.time.perf_counter", lambda: now_s[0])
 

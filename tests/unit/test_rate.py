@@ -1,4 +1,4 @@
-"""A connection publishes no more than its rate on average, and a second's worth at once."""
+"""A connection publishes no more than its rate on average, and at most one second's worth at once."""
 
 from __future__ import annotations
 

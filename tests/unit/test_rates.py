@@ -1,4 +1,4 @@
-"""The recent rates, against counts that are known at any time."""
+"""The recent rates, compared with known counts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tidegate.rates import LOOK_EVERY_S, LOOKS_MAX, RecentRates
+from tidegate.listeners.http.rates import SAMPLE_INTERVAL_S, SAMPLES_MAX, RecentRates
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -26,15 +26,15 @@ def test_rates_times_their_seconds_are_what_was_counted(seed: int) -> None:
     came, went = map(float, counted[before])
     for rate in rates.recent:
         seconds = rate.at - before
-        assert seconds >= LOOK_EVERY_S - 1e-3
+        assert seconds >= SAMPLE_INTERVAL_S - 1e-3
         came, went, before = came + rate.accepted * seconds, went + rate.delivered * seconds, rate.at
         assert (came, went) == pytest.approx(counted[rate.at], abs=1 + 0.02 * len(counted))
-    assert now_s + 1e9 - before < LOOK_EVERY_S + 1e-3
+    assert now_s + 1e9 - before < SAMPLE_INTERVAL_S + 1e-3
 
 
 def test_only_the_last_minutes_are_kept() -> None:
     rates = RecentRates(0.0)
-    for second in range(1, LOOKS_MAX + 50):
+    for second in range(1, SAMPLES_MAX + 50):
         rates.observe(float(second), float(second), 10 * second, 0)
-    assert [rate.at for rate in rates.recent] == [float(second) for second in range(50, LOOKS_MAX + 50)]
+    assert [rate.at for rate in rates.recent] == [float(second) for second in range(50, SAMPLES_MAX + 50)]
     assert {rate.accepted for rate in rates.recent} == {10.0}

@@ -1,11 +1,11 @@
-"""Readers share the lock, the writer has it alone, and a writer that waits goes before readers that come later."""
+"""Readers share the lock, a writer holds it alone, and a waiting writer precedes later readers."""
 
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
-from tidegate.layers.index.readers_and_writer import ReadersAndWriter
+from tidegate.index.readers_and_writer import ReadersAndWriter
 
 
 def test_readers_share_it_and_the_writer_waits_for_them_and_goes_first() -> None:

@@ -1,4 +1,4 @@
-"""The request pool against a plain model: every request is answered once, in order, and never with what is outdated."""
+"""The request pool compared with a plain model: every request is answered once, in order, and never with stale data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tidegate.knowledge.request_pool import (
     PoolSettings,
     RequestPool,
 )
-from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import ANY_CHANGE, Literal, Mask, Masks, Triple, Uri
 
 PREDICATES = ["p", "q", "r"]
 
@@ -31,8 +31,8 @@ def query(ticket: int, key: object = None, **more: object) -> PoolRequest:
 
 
 class World:
-    """Drives a pool at random. The graph is a version for each predicate; the answer to a query about predicates is
-    their versions when it began to run."""
+    """Drives a pool at random. The graph is a version per predicate. The answer to a query about predicates is their
+    versions when it began to run."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -67,7 +67,7 @@ class World:
     def ask(self) -> None:
         self.tickets += 1
         about = self.random.choice([("p",), ("q",), ("p", "r"), None])
-        masks = None if about is None else tuple(Mask(predicate=Uri(name)) for name in about)
+        masks = ANY_CHANGE if about is None else Masks(tuple(Mask(predicate=Uri(name)) for name in about))
         kp = f"KP{self.random.randint(0, 3)}"
         if self.random.random() < 0.2:
             request = PoolRequest(self.tickets, Lane.CHANGES, kp)
@@ -99,7 +99,8 @@ class World:
 
     def receive(self, answered: Answered) -> None:
         request, arrived_s, versions = self.waiting.pop(answered.ticket)
-        about = PREDICATES if request.masks is None else [mask.predicate.text for mask in request.masks]  # type: ignore[union-attr]
+        masks = request.masks
+        about = PREDICATES if masks.is_everything else [mask.predicate.text for mask in masks.patterns]  # type: ignore[union-attr]
         assert all(answered.answer[name] >= versions[name] for name in about), "an answer from before the question"
         load = answered.load
         assert load.delay_s == load.processing_s + load.waiting_s
@@ -139,12 +140,15 @@ def test_what_takes_long_is_no_congestion_and_what_waits_long_is() -> None:
 def test_a_thousand_who_ask_the_same_cost_one_evaluation() -> None:
     pool = RequestPool()
     for ticket in range(1000):
-        assert pool.on_request(query(ticket, "same", kp=f"KP{ticket}", masks=(Mask(predicate=Uri("p")),)), 0.0) is None
+        assert (
+            pool.on_request(query(ticket, "same", kp=f"KP{ticket}", masks=Masks((Mask(predicate=Uri("p")),))), 0.0)
+            is None
+        )
     (request,) = pool.start(1.0)
     answered = pool.on_done(request.ticket, "answer", 3.0)
     assert sorted(each.ticket for each in answered) == list(range(1000))
     assert {(each.answer, each.load.processing_s, each.load.waiting_s) for each in answered} == {("answer", 2.0, 1.0)}
-    # Each has an appointment of its own.
+    # Each has its own slot.
     assert len({each.load.interval_s for each in answered}) == 1000
     later = pool.on_request(query(1000, "same"), 4.0)
     assert later is not None
@@ -168,13 +172,13 @@ def test_a_change_forgets_the_answers_whose_masks_it_matches_and_no_others() -> 
             for _ in range(6)
         ]
         for ticket, of_query in enumerate(masks):
-            pool.on_request(query(ticket, ticket, masks=of_query), 0.0)
+            pool.on_request(query(ticket, ticket, masks=Masks(of_query)), 0.0)
             for request in pool.start(0.0):
                 pool.on_done(request.ticket, "answer", 0.0)
         triple = Triple(rng.choice([Uri("a"), Uri("b")]), rng.choice([Uri("p"), Uri("q")]), rng.choice(terms))
         pool.on_change(Delta(removed=(triple,)))
         for ticket, of_query in enumerate(masks):
-            is_known = pool.on_request(query(100 + ticket, ticket, masks=of_query), 1.0) is not None
+            is_known = pool.on_request(query(100 + ticket, ticket, masks=Masks(of_query)), 1.0) is not None
             if any(mask.matches(triple) for mask in of_query):
                 assert not is_known
             elif not any(mask.object is not None and mask.object.text == triple.object.text for mask in of_query):
@@ -279,7 +283,7 @@ def test_the_answers_that_are_kept_have_a_bound_of_rows() -> None:
 
     def ask(ticket: int, key: str, rows: int) -> bool:
         """Whether it was answered from the cache."""
-        if pool.on_request(query(ticket, key, masks=()), 0.0) is not None:
+        if pool.on_request(query(ticket, key, masks=Masks()), 0.0) is not None:
             return True
         pool.start(0.0)
         pool.on_done(ticket, Result(Shape.NODES, [Uri("x")] * rows), 0.0)

@@ -1,13 +1,14 @@
-"""The simulation of the request pool is, event for event, a plain loop around the clients' real machines, obeys its
-laws at any parameters, and finds what it was made to find.
+"""The simulation of the request pool equals, event for event, a plain loop around the clients' real state machines. It
+obeys its laws for any parameters, and shows the effects it was made to show.
 
-The figures of the last part are outcomes of seeded runs, not timings: they are the same on every machine.
+The figures of the last part are results of seeded runs, not timings, so they are the same on every machine.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, fields, replace
 from statistics import fmean
@@ -32,8 +33,8 @@ from tidegate.client.control import (
 from tidegate.client.control import adaptive as client_adaptive
 from tidegate.client.control import backoff as client_backoff
 from tidegate.client.control import congestion as client_congestion
-from tidegate.simulation import request_pool_kernel as kernel
-from tidegate.simulation.request_pool import (
+from tidegate_lab.control import request_pool_kernel as kernel
+from tidegate_lab.control.request_pool import (
     Case,
     Outcome,
     Parameters,
@@ -93,7 +94,7 @@ def with_full_broker(parameters: Parameters) -> Parameters:
 
 
 def small(parameters: Parameters) -> Parameters:
-    """Few clients with a broker that is as much slower."""
+    """Returns parameters with few clients and a proportionally slower broker."""
     slower = replace(parameters, query_s=0.08, cached_query_s=0.02, notification_s=0.02, probes_per_s=1.0)
     return replace(slower, clients=40, lanes=2, warm_up_s=2.0, measured_s=10.0, slow_from_s=4.0, slow_until_s=6.0)
 
@@ -157,7 +158,7 @@ CROSS_CHECKS = {
 
 
 def compare(parameters: Parameters, control: Control, seed: int) -> int:
-    """Event for event with the plain loop; returns how many there were."""
+    """Compares the simulation with the plain loop, event for event, and returns the number of events."""
     model = new_model(parameters, control)
     state = kernel.new_state(model, seed, parameters.join_within_s, parameters.run_s)
     plain = RequestPool(parameters, control, seed)
@@ -189,11 +190,23 @@ def test_is_event_for_event_a_plain_loop_around_the_real_machines(name: str) -> 
     assert compare(*CROSS_CHECKS[name], seed=11) > 300
 
 
-def test_the_kernel_has_the_constants_of_the_machines() -> None:
-    for module in (client_adaptive, client_backoff, client_congestion):
-        named = {name: value for name, value in vars(module).items() if name.isupper() and hasattr(kernel, name)}
-        assert named, module
-        assert named == {name: getattr(kernel, name) for name in named}
+def test_a_setting_has_the_number_of_its_place() -> None:
+    """The model numbers settings by their places; laws and kernel know them by name."""
+    modules = {Strategy: client_adaptive, Detection: client_congestion, FirstValue: client_backoff, Variation: kernel}
+    for kind, module in modules.items():
+        assert [getattr(module, member.name) for member in kind] == list(range(len(kind)))
+    backoffs = {BackoffKind.NONE: kernel.NO_BACKOFF} | {
+        kind: getattr(kernel, kind.name) for kind in BackoffKind if kind is not BackoffKind.NONE
+    }
+    assert [backoffs[kind] for kind in BackoffKind] == list(range(len(BackoffKind)))
+
+
+def test_the_laws_of_the_kernel_are_the_functions_of_the_product() -> None:
+    compiled = [law for law in vars(kernel).values() if hasattr(law, "py_func") and law.__module__ != kernel.__name__]
+    assert len(compiled) > 15
+    for law in compiled:
+        assert law.py_func is getattr(sys.modules[law.__module__], law.__name__)
+        assert law.__module__.startswith(("tidegate.client.control.", "tidegate.knowledge.pace"))
 
 
 @st.composite
@@ -248,7 +261,7 @@ def test_is_that_loop_at_any_parameters(case: tuple[Parameters, Control], seed: 
 @anything
 def test_measures_are_within_their_bounds(case: tuple[Parameters, Control], seed: int) -> None:
     parameters, control = case
-    # What is asked before the measured time and refused within it would make a share of more than 1.
+    # Requests from before the measured time that are refused within it would make the share larger than 1.
     outcome = simulate(replace(parameters, warm_up_s=0.0), control, seed)
     for field in fields(Outcome):
         value = getattr(outcome, field.name)
@@ -320,7 +333,7 @@ def test_a_sweep_in_chunks_is_the_same_sweep() -> None:
 
 
 def test_settings_of_the_three_parts_have_distinct_names() -> None:
-    """But for those that take the place of their part."""
+    """Settings that replace their whole part are exempt."""
     kinds = (Parameters, Control, IntervalSettings, DetectionSettings, BackoffSettings, Outcome)
     names = ["backoff" if field.name == "kind" else field.name for kind in kinds for field in dataclasses.fields(kind)]
     assert {name for name in names if names.count(name) > 1} == {"detection", "backoff"}
@@ -333,7 +346,7 @@ def test_scenarios_run(scenario: Callable[[], Parameters]) -> None:
     assert outcome.events > 10_000
 
 
-# What it was made to find: the goals of the full design, and the papers' steps beside.
+# The intended effects: the goals of the full design, and the steps of the papers.
 
 
 def over_seeds(parameters: Parameters, control: Control, measure: str) -> float:

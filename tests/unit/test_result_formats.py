@@ -1,4 +1,4 @@
-"""Results as text: other readers of the W3C's formats find in them what was written."""
+"""Results as text: independent readers of the W3C formats read what was written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.errors import KnowledgeError
-from tidegate.knowledge.graph import Graph, NewTriple
+from tidegate.knowledge.graph import Graph
 from tidegate.knowledge.question import Result, Shape, SparqlQuery, ask
 from tidegate.knowledge.result_formats import (
     SOLUTION_FORMATS,
@@ -27,11 +27,11 @@ from tidegate.knowledge.result_formats import (
     write_xml,
 )
 from tidegate.knowledge.ssap import NOT_IN_XML
-from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri, write_term
-from tidegate.listeners.http_sparql import acceptable
+from tidegate.knowledge.terms import Blank, Literal, Mask, Masks, NewTriple, Term, Triple, Uri, write_term
+from tidegate.listeners.http.sparql import acceptable
 
 NAMESPACE = "{http://www.w3.org/2005/sparql-results#}"
-# What XML can hold, so that all formats can be compared.
+# Only characters that XML allows, so that all formats can be compared.
 texts = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\ufffe\uffff"), max_size=8) | (
     st.sampled_from(["", " ", "a,b", '"', "''", "\n", "\t\r", "\\", "\\u0041", "<&>", "é", "\U0001f600"])
 )
@@ -119,7 +119,7 @@ def test_triples_are_turtle_and_n_triples(triples: list[tuple[Term, Uri, Term]])
     written = write_n_triples(Result(Shape.TRIPLES, list(triples)))
     read = list(ox.parse(written, ox.RdfFormat.N_TRIPLES))
     assert [(term_of(each.subject), term_of(each.predicate), term_of(each.object)) for each in read] == triples
-    # Turtle gives blank nodes names of its own.
+    # Turtle renames blank nodes.
     assert len(list(ox.parse(written, ox.RdfFormat.TURTLE))) == len(triples)
 
 
@@ -136,7 +136,7 @@ def test_triples_are_turtle_and_n_triples(triples: list[tuple[Term, Uri, Term]])
     )
 )
 def test_another_reader_finds_the_triples_in_rdf_xml(triples: list[NewTriple]) -> None:
-    """But for what XML cannot hold, and the labels of blank nodes."""
+    """Exceptions are what XML cannot express, and the labels of blank nodes."""
     read = list(ox.parse(write_rdf_xml(Result(Shape.TRIPLES, list(triples))), ox.RdfFormat.RDF_XML))
     found = [(term_of(each.subject), term_of(each.predicate), term_of(each.object)) for each in read]
     assert list(map(_as_in_xml, found)) == list(map(_as_in_xml, triples))
@@ -162,7 +162,7 @@ def test_a_predicate_that_rdf_xml_cannot_write_is_refused(predicate: str) -> Non
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8))
 def test_what_is_written_in_an_answer_can_be_asked_for(text: str) -> None:
-    """Names that are no IRIs come back as they went in; only what SPARQL cannot write is left out."""
+    """Names that are not IRIs are returned as they were written. Only names that SPARQL cannot write are left out."""
     graph = Graph()
     graph.change(inserted=[Triple(Uri("http://e/s"), Uri("http://e/p"), Literal(text))])
     graph.update(f"INSERT DATA {{ <http://e/s> <http://e/q> {write_term(Literal(text))} }}")
@@ -184,7 +184,7 @@ def test_yes_or_no(truth: bool) -> None:
 def test_a_row_of_a_mask_is_a_triple() -> None:
     graph = Graph()
     graph.change(inserted=[Triple(Uri("Agent X"), Uri("p"), Uri("o"))])
-    result = ask(graph, (Mask(),))
+    result = ask(graph, Masks((Mask(),)))
     assert json_row(result, result.rows[0]) == {
         "s": {"type": "uri", "value": "Agent X"},
         "p": {"type": "uri", "value": "p"},

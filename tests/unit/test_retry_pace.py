@@ -1,4 +1,4 @@
-"""What is tried again: never before the broker says, later with each refusal, and not everybody at the same time."""
+"""Retries: never earlier than the broker allows, later after each refusal, and not of all clients at the same time."""
 
 from __future__ import annotations
 

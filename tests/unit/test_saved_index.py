@@ -1,4 +1,4 @@
-"""A saved index matches like the one that was saved, cannot be changed, and is used only when it is whole and ours."""
+"""A saved index matches like the original, cannot be changed, and is used only if it is complete and compatible."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from strategies import filters, notifications
 
 from tidegate.errors import BadInput
 from tidegate.filters import Filter
-from tidegate.layers.index import SubscriptionIndex
-from tidegate.layers.index.saved_index import START, Head, SavedIndex, save_index
+from tidegate.index import SubscriptionIndex
+from tidegate.index.saved_index import START, Head, SavedIndex, save_index
 
 SOME = ("a==1", "a==1,2,true", "a!=1", "a<5", "a>=2", "a==1..3", "b^=x", "b$=y", "b*=z", "b", "!a", "*", "b=='x'..'y'")
 
@@ -82,14 +82,14 @@ def test_matching_leaves_the_file_alone_and_nobody_can_add(saved: Path) -> None:
 @pytest.mark.parametrize("kept", [0, 5, 40, 5000, -1])
 def test_a_file_that_is_cut_off_is_refused(saved: Path, kept: int) -> None:
     saved.write_bytes(saved.read_bytes()[:kept])
-    with pytest.raises(BadInput, match=r"D819.*build it anew"):
+    with pytest.raises(BadInput, match=r"D819.*build the index again"):
         SavedIndex(saved)
 
 
 def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign"
     foreign.write_bytes(b"PAR1" * 1000)
-    with pytest.raises(BadInput, match=r"D819.*is no index"):
+    with pytest.raises(BadInput, match=r"D819.*is not a saved index"):
         SavedIndex(foreign)
     with pytest.raises(BadInput, match=r"D819.*No such file"):
         SavedIndex(tmp_path / "missing")
@@ -100,7 +100,7 @@ def test_foreign_and_missing_files_are_refused(tmp_path: Path) -> None:
     [
         ({"kernels": "0123456789abcdef"}, "another version"),
         ({"byte_order": "big" if sys.byteorder == "little" else "little"}, "endian"),
-        ({"arrays_bytes": 64}, "bytes of"),
+        ({"arrays_bytes": 64}, "bytes instead of"),
     ],
 )
 def test_an_index_of_another_kind_is_refused(saved: Path, changed: dict[str, object], fault: str) -> None:
@@ -120,4 +120,59 @@ def test_a_head_with_a_wrong_bit_is_refused(saved: Path) -> None:
     data[START.size + 20] ^= 1
     saved.write_bytes(data)
     with pytest.raises(BadInput, match=r"D819.*is damaged"):
+        SavedIndex(saved)
+
+
+def test_a_wrong_bit_anywhere_is_refused(saved: Path) -> None:
+    data = saved.read_bytes()
+    rng = np.random.default_rng(19)
+    for place in [len(data) - 1, *rng.integers(START.size, len(data), 40).tolist()]:
+        damaged = bytearray(data)
+        damaged[place] ^= 1 << int(rng.integers(8))
+        saved.write_bytes(damaged)
+        with pytest.raises(BadInput, match="D819"):
+            SavedIndex(saved)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("tree.nodes", {"offset": 1 << 40}),
+        ("tree.nodes", {"offset": -64}),
+        ("tree.nodes", {"offset": 1}),
+        ("tree.nodes", {"shape": (1 << 40, 8)}),
+        ("tree.nodes", {"shape": (1024, 2)}),
+        ("tree.nodes", {"shape": (0, 8)}),
+        ("tree.nodes", {"shape": (8192,)}),
+        ("tree.nodes", {"dtype": "<i8"}),
+        ("tree.node_keys", {"shape": (8,)}),
+        ("vocabulary.slots", {"shape": (1000, 2)}),
+        ("filters.state", {"shape": (10,)}),
+        ("filters.ids", {"shape": (1,)}),
+        ("tree.entries", None),
+    ],
+)
+def test_arrays_of_another_shape_or_place_are_refused(
+    saved: Path, name: str, changed: dict[str, object] | None
+) -> None:
+    """They are refused even if the checksum of the head is right."""
+    data = saved.read_bytes()
+    magic, length, _checksum = START.unpack_from(data)
+    head = msgspec.msgpack.decode(data[START.size : START.size + length], type=Head)
+    if changed is None:
+        del head.arrays[name]
+    else:
+        head.arrays[name] = msgspec.structs.replace(head.arrays[name], **changed)
+    written = msgspec.msgpack.encode(head)
+    base, new_base = (-(-(START.size + size) // 64) * 64 for size in (length, len(written)))
+    start = START.pack(magic, len(written), crc32(written)) + written
+    saved.write_bytes(start.ljust(new_base, b"\0") + data[base:])
+    with pytest.raises(BadInput, match=r"D819.*array"):
+        SavedIndex(saved)
+
+
+def test_a_head_that_is_no_head_is_refused(saved: Path) -> None:
+    written = msgspec.msgpack.encode({"kernels": 1})
+    saved.write_bytes(START.pack(b"TGINDEX2", len(written), crc32(written)) + written)
+    with pytest.raises(BadInput, match=r"D819.*malformed header"):
         SavedIndex(saved)

@@ -1,4 +1,4 @@
-"""The door's kernel accepts exactly what `notification.check` accepts, and no bytes can make it read out of bounds."""
+"""The scan kernel accepts exactly what `notification.check` accepts, and no bytes can make it read out of bounds."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_any_damaged_frame_is_read_or_refused(many: list[dict[str, Any]], data: 
 
 
 def agrees_with_msgspec(body: bytes) -> None:
-    """Whatever the kernel accepts, a MessagePack decoder reads, and `check` accepts."""
+    """Checks that a MessagePack decoder reads everything that the kernel accepts, and that `check` accepts it."""
     try:
         batch = READER.read_array("p", 1, body)
     except (NotificationError, ProtocolError):

@@ -1,4 +1,4 @@
-"""Selectors move as little as they must, and spread what they choose."""
+"""Selectors move as little as possible, and spread their choices evenly."""
 
 from __future__ import annotations
 

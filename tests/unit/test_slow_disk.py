@@ -1,4 +1,4 @@
-"""A slow disk holds up who waits for it, in ever larger groups, and nobody else."""
+"""A slow disk delays only requests that wait for it, in ever larger groups."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tidegate.queues.stores.lmdb_store import LmdbStore
 
 @pytest.fixture
 def may_write(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Commits wait for it, in the writer's thread, as they would for a disk."""
+    """Returns an event that commits wait for in the writer's thread, as they would for a disk."""
     event = threading.Event()
     event.set()
     commit = GroupCommit._commit
 
-    def slow_commit(self: GroupCommit, group: Any) -> None:
+    def slow_commit(self: GroupCommit, group: Any) -> list[object]:
         event.wait()
-        commit(self, group)
+        return commit(self, group)
 
     monkeypatch.setattr(GroupCommit, "_commit", slow_commit)
     return event
@@ -47,7 +47,7 @@ def test_what_waits_for_a_slow_disk_goes_together_and_is_not_seen_before(
         waiting = [asyncio.create_task(queues.enqueue("slow", [make_message(n)])) for n in range(300)]
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
-        # What was there before can be taken meanwhile; what waits cannot.
+        # Earlier messages can be taken meanwhile, but messages that wait for the disk cannot.
         assert len(await queues.dequeue(Dequeue("slow", wait_s=0))) == 1
         assert await queues.dequeue(Dequeue("slow", wait_s=0)) == []
         before = commit.commits
@@ -72,7 +72,7 @@ def test_a_consumer_that_leaves_while_its_delete_waits_for_the_disk_has_deleted(
         await queues.enqueue("q", [make_message(1)])
         [message] = await queues.dequeue(Dequeue("q", wait_s=0))
         may_write.clear()
-        deleting = asyncio.create_task(store.delete("q", [message.receipt]))
+        deleting = asyncio.create_task(store.queue("q").delete([message.receipt]))
         await asyncio.sleep(0.02)
         deleting.cancel()
         await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""The lanes of the small broker: whom they serve when, by a clock that the test turns."""
+"""The lanes of the small broker: whom they serve and when, with a clock that the test controls."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tidegate.errors import Overloaded
-from tidegate.evaluation.small_broker import Lanes
 from tidegate.knowledge.request_pool import Load
-from tidegate.simulation.request_pool import Parameters
+from tidegate_lab.control.request_pool import Parameters
+from tidegate_lab.control.small_broker import Lanes
 
 ONE_LANE = Parameters(clients=8, lanes=1, query_s=4.0, notification_s=1.0, entries_per_client=1.0)
 
 
 class Clock:
-    """Stands for the event loop: it is late whenever the test says so."""
+    """A replacement of the event loop, which is late when the test wants it."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -41,7 +41,7 @@ class Clock:
 
 
 class Steady(Random):
-    """Every service takes its mean."""
+    """A random source with which every service takes its mean time."""
 
     def expovariate(self, lambd: float = 1.0) -> float:
         return 1.0
@@ -59,7 +59,7 @@ def lanes_of(parameters: Parameters, rng: Random | None = None) -> Lanes:
 
 
 class Told:
-    """Who was served, and when."""
+    """Records who was served, and when."""
 
     def __init__(self, clock: Clock) -> None:
         self.served: list[tuple[str, float]] = []

@@ -1,4 +1,4 @@
-"""What SPARQL from outside must not do: fetch from elsewhere, or spend the time of a backtracking matcher."""
+"""SPARQL from outside must not fetch from other servers, or use the time of a backtracking matcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tidegate.knowledge.graph import Graph, Solutions
 from tidegate.knowledge.sparql import is_data, is_update
 from tidegate.knowledge.terms import Literal
 
-# Between any two tokens, and in places where a reader of tokens may lose its way.
+# Inserted between any two tokens, and in places that may confuse a tokenizer.
 BLANKS = (" ", "\n", "\t", " # ' \" <\n", " #\r", "\n#SERVICE <a> {\n")
 DISTRACTIONS = (
     "?s <http://e/p#> '#' .",
@@ -38,7 +38,7 @@ DISTRACTIONS = (
 
 
 class Elsewhere:
-    """A server that counts who fetches from it, and hangs up."""
+    """A server that counts fetches, and closes the connection."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -74,7 +74,7 @@ def in_any_case(rng: random.Random, word: str) -> str:
 
 
 def fetching(rng: random.Random, uri: str) -> str:
-    """A query or an update that fetches, well-formed but for what distractions may have broken."""
+    """Returns a query or an update that fetches. It is well-formed unless a distraction has broken it."""
 
     def blank() -> str:
         return rng.choice(BLANKS)
@@ -115,7 +115,7 @@ def fetching(rng: random.Random, uri: str) -> str:
 
 
 def test_nothing_is_fetched_however_it_is_written(elsewhere: Elsewhere) -> None:
-    """The oracle is the store, which would fetch: what the graph lets through must not."""
+    """The oracle is the store, which would fetch. A text that the graph accepts must not."""
     graph, rng, refused = Graph(), random.Random(1), 0
     graph.update("INSERT DATA { <http://e/s> <http://e/p> 'x', 'y' }")
     for _ in range(3000):
@@ -160,7 +160,7 @@ def test_any_text_is_answered_or_refused_by_a_code(text: str) -> None:
     ],
 )
 def test_patterns_that_kill_backtracking_matchers_take_linear_time(pattern: str, text: str, is_found: bool) -> None:
-    """A matcher that backtracks would not end within the life of the test."""
+    """A backtracking matcher would not finish before the test times out."""
     answer = Graph().query(
         f"SELECT (REGEX('{text}', '{pattern}') AS ?r) (REPLACE('{text}', '{pattern}', '') AS ?t) {{}}"
     )

@@ -1,4 +1,4 @@
-"""SSAP: messages as the known clients write them, in whatever pieces they come; and what the clients must read."""
+"""SSAP: messages as known clients write them, in whatever pieces they arrive; and answers that clients must read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, Unavailable
 from tidegate.knowledge import ssap
-from tidegate.knowledge.graph import NewTriple
 from tidegate.knowledge.question import Result, Row, Shape, SparqlQuery
 from tidegate.knowledge.ssap import (
     ChangeBySparql,
@@ -27,14 +26,14 @@ from tidegate.knowledge.ssap import (
     Subscribe,
     Unsubscribe,
 )
-from tidegate.knowledge.terms import Blank, Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import Blank, Literal, Mask, Masks, NewTriple, Triple, Uri
 from tidegate.knowledge.wql import WqlQuery, read_path
 
 ANY = "http://www.nokia.com/NRC/M3/sib#any"
 
 
 def spaced(kind: str, parameters: str = "") -> str:
-    """As the Python library writes it: a line each, spaces around the equals sign, a line before all."""
+    """Returns a message as the Python library writes it: a line each, spaces around the equals sign, a line first."""
     return f"""
 <SSAP_message>
 <node_id>KP1</node_id>
@@ -47,7 +46,7 @@ def spaced(kind: str, parameters: str = "") -> str:
 
 
 def dense(kind: str, parameters: str = "") -> str:
-    """As the Java library writes it: parameters in the middle, another order, a line after all."""
+    """Returns a message as the Java library writes it: parameters in the middle, another order, a line at the end."""
     return (
         f"<SSAP_message><transaction_type>{kind}</transaction_type><message_type>REQUEST</message_type>{parameters}"
         "<transaction_id>1</transaction_id><node_id>KP1</node_id><space_id>X</space_id></SSAP_message>\n"
@@ -137,22 +136,25 @@ GOLDEN: list[tuple[str, Request]] = [
         dense("UPDATE", sent("insert_graph", "SPARQL-UPDATE", "CLEAR ALL")),
         ChangeBySparql(envelope("UPDATE"), "CLEAR ALL", True),
     ),
-    (spaced("QUERY", query("RDF-M3", MASKS)), Query(envelope("QUERY"), THE_MASKS)),
+    (spaced("QUERY", query("RDF-M3", MASKS)), Query(envelope("QUERY"), Masks(THE_MASKS))),
     (dense("QUERY", query("Sparql", ESCAPED_SPARQL)), Query(envelope("QUERY"), SparqlQuery(SPARQL))),
     (
         spaced("QUERY", query("WQL-VALUES", wql(START, path="['seq', 'p', ['inv', 'q']]"))),
         Query(
             envelope("QUERY"),
             WqlQuery(
-                Uri("a"), read_path("(seq p (inv q))"), None, (Mask(predicate=Uri("p")), Mask(predicate=Uri("q")))
+                Uri("a"),
+                read_path("(seq p (inv q))"),
+                None,
+                Masks((Mask(predicate=Uri("p")), Mask(predicate=Uri("q")))),
             ),
         ),
     ),
     (
         dense("QUERY", query("wql-related", wql(START, END, path="p"))),
-        Query(envelope("QUERY"), WqlQuery(Uri("a"), Uri("p"), Literal(" b"), (Mask(predicate=Uri("p")),))),
+        Query(envelope("QUERY"), WqlQuery(Uri("a"), Uri("p"), Literal(" b"), Masks((Mask(predicate=Uri("p")),)))),
     ),
-    (spaced("SUBSCRIBE", query("RDF-M3", MASKS)), Subscribe(envelope("SUBSCRIBE"), THE_MASKS, "", 0)),
+    (spaced("SUBSCRIBE", query("RDF-M3", MASKS)), Subscribe(envelope("SUBSCRIBE"), Masks(THE_MASKS), "", 0)),
     (
         dense(
             "SUBSCRIBE",
@@ -201,7 +203,7 @@ def test_a_connection_may_begin_with_a_declaration(beginning: str) -> None:
 
 
 def test_a_message_ends_with_its_last_byte() -> None:
-    """A client that waits for an answer sends nothing more."""
+    """A client that waits for an answer sends nothing further."""
     for text, request in GOLDEN:
         data, reader = text.strip().encode(), MessageReader()
         assert reader.feed(data[:-1]) == []
@@ -295,7 +297,7 @@ def test_a_message_that_breaks_is_answered_when_its_sender_is_known() -> None:
 
 @given(st.binary(max_size=300), st.integers(0, 400), st.integers(0, 16))
 def test_bytes_of_any_kind_do_no_harm(noise: bytes, at: int, which: int) -> None:
-    """Random bytes inside a good message: it is read, refused or waited for, and nothing else."""
+    """Random bytes are inserted into a good message. It is read or refused, or the reader waits for more."""
     good = GOLDEN[which][0].encode()
     reader = MessageReader()
     for message in reader.feed(good[:at] + noise + good[at:]):

@@ -1,4 +1,4 @@
-"""WQL against the property paths of SPARQL, which can say the same."""
+"""WQL compared with equivalent property paths of SPARQL."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def as_text(path: Path) -> str:
 def test_paths_lead_where_those_of_sparql_do(seed: int) -> None:
     rng, graph = random.Random(seed), Graph()
     triples = [Triple(rng.choice(NODES), rng.choice(PREDICATES), rng.choice(NODES)) for _ in range(rng.randint(0, 9))]
-    # The store finds no path, not even of no step, from a node that is in no triple.
+    # The store finds no path, not even an empty one, from a node that is in no triple.
     graph.change(inserted=[*triples, Triple(Uri("a"), Uri("z"), Uri("a"))])
     path = random_path(rng, 3)
     assert read_path(as_text(path)) == path

@@ -1,5 +1,7 @@
-"""Where a broker is: `tidegate://host:port`, or `tidegate+tls://host:port`; and where the brokers of a cluster are, of
-which any will do: `tidegate://host:port,host:port`."""
+"""The address of a broker: `tidegate://host:port` or `tidegate+tls://host:port`.
+
+An address may list several brokers of a cluster, `tidegate://host:port,host:port`; a client may use any of them.
+"""
 
 from __future__ import annotations
 
@@ -41,4 +43,4 @@ class Address:
 
 
 def _bad_address(text: str) -> ConfigError:
-    return ConfigError("C411", f"{text!r} is no address of a broker", f"write it as {DEFAULT_ADDRESS}")
+    return ConfigError("C411", f"{text!r} is not the address of a broker", f"write it as {DEFAULT_ADDRESS}")

@@ -1,25 +1,25 @@
-"""Consuming: loops over messages or batches that keep their leases alive, delete what is done and give back the rest.
+"""Consuming: loops over messages or batches that keep leases alive, delete finished messages and return the rest.
 
-Asking for the next message says that the last one is done. It is deleted in the background: while one delete is under
-way others gather, and go together; no more than a batch may wait for that. What a program has and has not asked beyond
-is extended at a third of its visibility, for as long as the loop lasts, so work may take longer than a lease. A loop
-that the broker refuses, as it has too much to do, comes back when it is told to, later each time.
+Asking for the next message marks the last one as done. Done messages are deleted in the background: while one delete is
+in flight, others gather and are sent together, at most one batch of them. Leases of all other messages are extended at
+a third of their visibility while the loop lasts, so work may take longer than a lease. A loop that an overloaded broker
+refuses retries after the time that the broker asks for, later each time.
 
-The end: in `async with`, leaving the block without an error says that the last message is done too, and with an error
-it is released, to be delivered again. A bare `async for` cannot tell one from the other: the last message of one left
-early comes again. What was not handed out goes back as if it had not been delivered. A program that dies leaves
-all of that to the end of its leases.
+At the end of `async with`, the last message is done if the block ends without an error; otherwise it is released and
+delivered again. A bare `async for` cannot tell one from the other, so the last message of a loop that is left early is
+delivered again. Messages that the program has not seen are returned without counting the delivery.
+
+What may go wrong: a program dies. The broker delivers its messages again when their leases expire, so make consumers
+idempotent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
-from types import TracebackType
-from typing import Final, Generic, Self, TypeVar
+from collections.abc import Iterable
+from typing import Final, NoReturn, TypeVar
 
 import msgspec
 
@@ -27,12 +27,13 @@ from tidegate.client.control import RetryPace
 from tidegate.client.link import not_open
 from tidegate.client.message import Message
 from tidegate.client.queue_requests import QueueRequests
+from tidegate.client.stream import Stream
 from tidegate.errors import Overloaded, TidegateError
 from tidegate.messages import Dequeue
 
-# A reply that comes early and empty is of a method that does not hold requests: it is not asked again at once.
+# Some dequeue methods do not hold requests: after an early empty reply, a loop waits this long before it asks again.
 POLL_S: Final = 0.5
-BEATS_A_LEASE: Final = 3
+EXTENSIONS_PER_LEASE: Final = 3
 VISIBILITY_S_MIN: Final = 0.1
 CLOSE_S: Final = 3.0
 
@@ -45,7 +46,7 @@ async def take(requests: QueueRequests, wanted: Dequeue) -> list[Message]:
 
 
 class Leases:
-    """The messages that a loop has, by place; a message that comes again brings its newer receipt."""
+    """The leased messages of a loop, by place: a redelivered message replaces its older receipt."""
 
     def __init__(self, requests: QueueRequests, wanted: Dequeue) -> None:
         self._requests = requests
@@ -53,7 +54,7 @@ class Leases:
         self._held: dict[tuple[int, int], str] = {}
         self._done: list[str] = []
         self._deleting = 0
-        self._pace = RetryPace(random.random)
+        self._pace = RetryPace()
         self._has_done = asyncio.Event()
         self._has_deleted = asyncio.Event()
         self._keeping: list[asyncio.Task[None]] = []
@@ -62,7 +63,7 @@ class Leases:
         self._keeping = [self._requests.tasks.create_task(work) for work in (self._delete_done(), self._extend_held())]
 
     async def take(self) -> list[Message]:
-        """At least one."""
+        """Waits for messages and returns at least one."""
         loop = asyncio.get_running_loop()
         while len(self._done) + self._deleting > self._wanted.max:
             self._has_deleted.clear()
@@ -81,14 +82,14 @@ class Leases:
             await asyncio.sleep(min(POLL_S, max(0.0, asked_s + self._wanted.wait_s - loop.time())))
 
     def done(self, messages: Iterable[Message]) -> None:
-        """They will be deleted."""
+        """Marks messages as done; they are deleted in the background."""
         for message in messages:
             self._done.append(self._held.pop((message.queue, message.sequence), message.receipt))
         self._has_done.set()
 
     async def close(self, failed: Iterable[Message] = ()) -> None:
-        """Deletes what is done, releases what has failed, and gives back the rest. A broker that is not there is not
-        waited for: the leases end by themselves."""
+        """Deletes done messages, releases failed ones and returns the rest. Gives up after CLOSE_S if the broker does
+        not answer: the leases then expire."""
         for task in self._keeping:
             task.cancel()
         if self._keeping:
@@ -96,15 +97,16 @@ class Leases:
         released = [self._held.pop((message.queue, message.sequence), message.receipt) for message in failed]
         returned, self._held = list(self._held.values()), {}
         done, self._done = self._done, []
-        with contextlib.suppress(TidegateError, TimeoutError):
-            async with asyncio.timeout(CLOSE_S):
-                await asyncio.gather(
-                    self._settle("delete", done), self._settle("release", released), self._settle("return", returned)
-                )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S), asyncio.TaskGroup() as tasks:
+                for action, receipts in (("delete", done), ("release", released), ("return", returned)):
+                    tasks.create_task(self._settle(action, receipts))
 
-    async def _settle(self, action: str, receipts: list[str]) -> None:
+    async def _settle(self, action: str, receipts: list[str], **seconds: float) -> None:
+        """Settles messages. Ignores refusals, because nothing is lost: the messages are delivered again."""
         if receipts:
-            await self._requests.settle(self._wanted.queue, action, receipts)
+            with contextlib.suppress(TidegateError):
+                await self._requests.settle(self._wanted.queue, action, receipts, **seconds)
 
     async def _delete_done(self) -> None:
         while True:
@@ -113,10 +115,9 @@ class Leases:
             receipts, self._done = self._done, []
             self._deleting = len(receipts)
             try:
-                with contextlib.suppress(TidegateError):  # they are delivered again: nothing is lost
-                    await self._settle("delete", receipts)
+                await self._settle("delete", receipts)
             except asyncio.CancelledError:
-                self._done = receipts + self._done  # the end deletes them, the second time for nothing
+                self._done = receipts + self._done  # `close` deletes them again, in case this delete was not sent
                 raise
             self._deleting = 0
             self._has_deleted.set()
@@ -124,97 +125,111 @@ class Leases:
     async def _extend_held(self) -> None:
         visibility_s = max(VISIBILITY_S_MIN, self._wanted.visibility_s)
         while True:
-            await asyncio.sleep(visibility_s / BEATS_A_LEASE)
-            if self._held:
-                with contextlib.suppress(TidegateError):
-                    receipts = list(self._held.values())
-                    await self._requests.settle(self._wanted.queue, "extend", receipts, visibility_s=visibility_s)
+            await asyncio.sleep(visibility_s / EXTENSIONS_PER_LEASE)
+            await self._settle("extend", list(self._held.values()), visibility_s=visibility_s)
 
 
-class _Loop(Generic[T]):
-    """What loops over messages and over batches have in common; `_current` is what the program works on."""
+class LeasedStream(Stream[T]):
+    """A stream of leased messages, which the client takes in batches when none waits. `_current` is what the program is
+    working on; it is done when the program asks for more."""
 
     def __init__(self, requests: QueueRequests, wanted: Dequeue) -> None:
+        super().__init__()
         self._requests = requests
         self._leases = Leases(requests, wanted)
+        self._waiting: deque[Message] = deque()
         self._current: list[Message] = []
-        self._is_entered = False
+        self._starting = asyncio.Lock()
+        self._taking: asyncio.Timeout | None = None
         self._is_started = False
-        self._is_closed = False
-
-    async def __aenter__(self) -> Self:
-        self._is_entered = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.done()
-        await self.finish()
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self if self._is_entered else self._until_left()
-
-    async def __anext__(self) -> T:
-        raise NotImplementedError
 
     def done(self) -> None:
-        """What the program has been given is done with, without asking for more."""
+        """Marks the current messages as done, without asking for more."""
         self._leases.done(self._take_current())
 
     async def finish(self) -> None:
-        """Ends it; the message that the program works on is delivered again."""
+        """Ends the stream. The message that the program is working on is delivered again."""
         if self._is_started and not self._is_closed:
             self._is_closed = True
+            self._waiting.clear()  # their leases are returned
+            if self._taking is not None:
+                self._taking.reschedule(0.0)
             try:
                 await self._leases.close(self._take_current())
             finally:
                 self._requests.consumers.discard(self)
 
-    async def _until_left(self) -> AsyncIterator[T]:
-        try:
-            while True:
-                yield await anext(self)
-        finally:
-            await self.finish()
+    async def _leave(self, *, is_done: bool) -> None:
+        if is_done:
+            self.done()
+        await self.finish()
 
-    async def _next_batch(self) -> list[Message]:
-        if self._is_closed:
-            raise not_open()
-        if not self._is_started:
-            await self._requests.up()
-            self._is_started = True
-            self._leases.start()
-            self._requests.consumers.add(self)
-        return await self._leases.take()
+    async def _next_message(self) -> Message:
+        self.done()
+        if not self._waiting:  # checked here too, because awaiting costs more than taking a message
+            await self._wait_for_some()
+        self._current = [self._waiting.popleft()]
+        return self._current[0]
+
+    async def _next_messages(self) -> list[Message]:
+        self.done()
+        await self._wait_for_some()
+        self._current = list(self._waiting)
+        self._waiting.clear()
+        return list(self._current)
+
+    async def _wait_for_some(self) -> None:
+        while not self._waiting:
+            if self._is_closed:
+                self._raise_closed()
+            if not self._is_started:
+                await self._start()
+            self._waiting.extend(self._accepted(await self._take_batch()))
+
+    async def _start(self) -> None:
+        """Starts the stream with the first call; concurrent calls wait for that."""
+        async with self._starting:
+            if not self._is_started:
+                await self._begin()
+                self._is_started = True
+                self._leases.start()
+                self._requests.consumers.add(self)
+
+    async def _take_batch(self) -> list[Message]:
+        """Waits for messages. `finish` expires the timeout, so that a waiting program learns of the end."""
+        try:
+            async with asyncio.timeout(None) as self._taking:
+                return await self._leases.take()
+        except TimeoutError:
+            if not self._is_closed:
+                raise
+            return []
+        finally:
+            self._taking = None
 
     def _take_current(self) -> list[Message]:
         current, self._current = self._current, []
         return current
 
+    async def _begin(self) -> None:
+        """Prepares the broker for the first dequeue."""
+        await self._requests.wait_until_up()
 
-class Messages(_Loop[Message]):
-    """`async for message in …`: one at a time, taken in batches."""
+    def _accepted(self, messages: list[Message]) -> list[Message]:
+        """Returns those of the messages that the program is to receive."""
+        return messages
 
-    def __init__(self, requests: QueueRequests, wanted: Dequeue) -> None:
-        super().__init__(requests, wanted)
-        self._waiting: deque[Message] = deque()
-
-    async def __anext__(self) -> Message:
-        self.done()
-        if not self._waiting:
-            self._waiting.extend(await self._next_batch())
-        message = self._waiting.popleft()
-        self._current = [message]
-        return message
+    def _raise_closed(self) -> NoReturn:
+        raise not_open()
 
 
-class Batches(_Loop[list[Message]]):
-    """`async for batch in …`: as many as came together."""
+class Messages(LeasedStream[Message]):
+    """`async for message in …`: yields one message at a time, but dequeues in batches."""
 
-    async def __anext__(self) -> list[Message]:
-        self.done()
-        batch = await self._next_batch()
-        self._current = list(batch)
-        return batch
+    __anext__ = LeasedStream._next_message
+
+
+class Batches(LeasedStream[list[Message]]):
+    """`async for batch in …`: yields the messages of one reply together."""
+
+    __anext__ = LeasedStream._next_messages

@@ -1,18 +1,17 @@
-"""The knowledge base of a broker, over its HTTP listener: ask, change, and follow a question. Needs nothing but Python.
+"""The knowledge base of a broker over its HTTP listener: query it, change it, follow a query.
 
-Calls block. What a broker refuses because it has too much to do, it has not begun: with `wait_s` it is asked again, for
-so long, by the backoff of active control. `follow` goes on by itself when the connection is lost, by the same backoff:
-it asks for what it missed, and where the broker does not know that any more, gives a whole result again.
+Calls block. An overloaded broker refuses a request before it begins it, so a retry is safe. With `wait_s` a call
+retries for that long, with the backoff of active control. `follow` reconnects with the same backoff when the connection
+is lost. It resumes after the last message; if the broker no longer has the changes since, it sends a whole result.
 
-What may go wrong: nobody answers at the address (U701), the connection is lost in the middle (U704), and whatever the
-broker refuses.
+What may go wrong: nothing answers at the address (U701), the connection is lost during a call (U704), or the broker
+refuses the request with its own code.
 """
 
 from __future__ import annotations
 
 import http
 import http.client
-import random
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -30,13 +29,13 @@ from tidegate.frames import ErrorBody
 
 DEFAULT_HTTP: Final = "http://127.0.0.1:7271"
 CONNECT_S: Final = 2.0
-# The broker says something every 15 s to whoever follows a question.
+# While a query is followed, the broker sends something at least every 15 s.
 SILENT_S: Final = 45.0
-_WELL: Final = (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT)
+_SUCCESSFUL: Final = (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT)
 
 
 class Written(NamedTuple):
-    """A result."""
+    """The bytes of a result and their media type."""
 
     media_type: str
     body: bytes
@@ -50,38 +49,40 @@ class Knowledge:
     def __init__(self, address: str = DEFAULT_HTTP, token: str | None = None) -> None:
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise ConfigError("C411", f"{address!r} is no address of HTTP", f"write it as {DEFAULT_HTTP}")
+            raise ConfigError("C411", f"{address!r} is not an HTTP address", f"write it as {DEFAULT_HTTP}")
         self._address = address
         self._host, self._port = parts.hostname, parts.port
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
-        # A connection for each call: its socket goes with the response.
+        # Each call has its own connection, which closes with the response.
         self._headers = {"Connection": "close"} | ({"Authorization": f"Bearer {token}"} if token else {})
 
     def query(self, text: str, accept: str, *, wait_s: float = 0.0) -> Written:
-        """The result, as one of the accepted media types."""
+        """Returns the result of a query in one of the accepted media types."""
         headers = {"Content-Type": "application/sparql-query", "Accept": accept}
         return self._read("/v1/sparql", text.encode(), headers, wait_s)
 
     def update(self, text: str, *, wait_s: float = 0.0) -> dict[str, Any]:
-        """What has changed: `added` and `removed` triples, and the load of the knowledge base."""
+        """Executes an update. Returns the numbers of `added` and `removed` triples and the knowledge base's load."""
         return self._change("/v1/sparql", text.encode(), "application/sparql-update", wait_s)
 
     def insert(self, document: bytes, media_type: str, *, wait_s: float = 0.0) -> dict[str, Any]:
-        """The same for the triples of a document."""
+        """Inserts the triples of a document. Returns the same as `update`."""
         return self._change("/v1/graph", document, media_type, wait_s)
 
     def follow(self, text: str = "", name: str = "", *, wait_s: float = 0.0) -> Iterator[dict[str, Any]]:
-        """The messages of a persistent query, as docs/knowledge.md has them: a result, then what changes in it. With
-        a name the broker keeps it until it is dropped; later the name is enough. `wait_s` is for its beginning: later
-        on there is no end to trying."""
+        """Yields the messages of a persistent query, as docs/knowledge.md describes them: a result, then its changes.
+
+        With a `name` the broker keeps the query until it is dropped; later calls need only the name. `wait_s` bounds
+        the retries at the beginning. Once the query is open, reconnecting is retried forever."""
         question = {key: value for key, value in (("query", text), ("name", name)) if value}
         resuming: dict[str, str] = {}
-        pace = RetryPace(random.random)
+        pace = RetryPace()
         while True:
             retry_after_s = None
             try:
                 path = f"/v1/persistent?{urlencode(question | resuming)}"
-                response = until_accepted(partial(self._open, "GET", path, SILENT_S), 0.0 if resuming else wait_s)
+                method = "POST" if name else "GET"  # a named query changes the state of the broker, so it is no GET
+                response = until_accepted(partial(self._open, method, path, SILENT_S), 0.0 if resuming else wait_s)
                 for message in _messages(response):
                     resuming["sequence"] = str(message["sequence"])
                     if "subscription" in message and not name:
@@ -95,12 +96,12 @@ class Knowledge:
             time.sleep(pace.on_refusal(retry_after_s))
 
     def named(self) -> list[dict[str, Any]]:
-        """The persistent queries that are kept under names: the question of each, and whether somebody follows it."""
+        """Lists the named persistent queries: the query of each, and whether a client is following it."""
         with self._open("GET", "/v1/persistent/named", SILENT_S) as response:
             return msgspec.json.decode(response.read(), type=dict[str, list[dict[str, Any]]])["queries"]
 
     def drop(self, name: str) -> None:
-        """Ends a persistent query that has a name."""
+        """Ends a named persistent query."""
         self._open("DELETE", f"/v1/persistent?{urlencode({'name': name})}", SILENT_S).close()
 
     def _change(self, path: str, body: bytes, media_type: str, wait_s: float) -> dict[str, Any]:
@@ -129,8 +130,8 @@ class Knowledge:
             connection.request(method, path, body, self._headers | dict(headers or {}))
             sock = connection.sock
             response = connection.getresponse()
-            sock.close()  # when the response is, also where the peer would keep the connection
-            refusal = response.read() if response.status not in _WELL else None
+            sock.close()  # takes effect when the response is closed, even if the peer would keep the connection open
+            refusal = response.read() if response.status not in _SUCCESSFUL else None
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise _lost(error) from error
@@ -156,11 +157,14 @@ class Knowledge:
         try:
             return to_exception(msgspec.json.decode(body, type=_Refusal).error)
         except msgspec.MsgspecError:
-            return Unavailable("U701", f"{self._address} answers {status}", "is it the HTTP address of a broker?")
+            return Unavailable(
+                "U701", f"{self._address} answers {status}", "check that it is the HTTP address of a broker"
+            )
 
 
 def _messages(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The data of server-sent events, until the broker ends them or the connection is lost; an error is raised."""
+    """Yields the data of server-sent events until the broker ends them or the connection is lost. Raises the error if
+    the broker sends one."""
     try:
         for line in response:
             if line.startswith(b"data: "):

@@ -1,15 +1,14 @@
-"""A link: one TCP connection to the broker that comes back by itself.
+"""A link: one TCP connection to the broker that reconnects automatically.
 
-It greets, pings when idle, notices a silent peer, and reconnects: at once to the next broker if it knows several, and
-when none of them answers after a random wait that doubles up to a bound, on top of the time that a broker asks for
-which refuses it. Its user learns of each new connection and of each frame; what to send again is the user's business.
-Two kinds of end: `Unavailable` and `Overloaded` are tried again, every other error of the broker is final.
+It sends Hello, pings when idle, and detects a peer that has gone silent. After a loss it tries each known broker at
+once, beginning with the next. If none answers, it waits for a random time that doubles up to a bound, in addition to
+the longest time that a refusing broker asks for. Its user is called for each new connection and each frame, and must
+resend what matters. The link retries after `Unavailable` and `Overloaded`; every other error of the broker is final.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import ssl
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
@@ -38,16 +37,16 @@ from tidegate.frames import (
     split_frames,
 )
 
-# What a broker writes at once is up to 256 KiB: a subscriber that was busy takes several of these in one read.
+# A broker writes up to 256 KiB at once: a subscriber that was busy reads several of these in one call.
 READ_BYTES: Final = 1024 * 1024
 WRITE_BYTES: Final = 256 * 1024
 PING_S: Final = 15.0
 SILENCE_S: Final = 45.0
-# On average: when a broker comes back, its clients do not all knock at once.
+# These are means; the waits are random, so that the clients of a restarted broker do not all connect at once.
 RECONNECT_BACKOFF: Final = BackoffSettings(first_value=FirstValue.MINIMUM, backoff_s_min=0.025, backoff_s_max=2.5)
 GOODBYE_S: Final = 1.0
 
-# How a broker's code reads as an exception here: as a whole, or by its first letter.
+# The exception for a broker's error code: by the whole code if listed, else by its first letter.
 _ERROR_OF_CODE: Final[dict[str, type[TidegateError]]] = {
     "A": NotAllowed,
     "Q": QueueError,
@@ -58,7 +57,7 @@ _ERROR_OF_CODE: Final[dict[str, type[TidegateError]]] = {
 
 
 class LinkUser(Protocol):
-    """What a link tells its user."""
+    """The callbacks of a link. `on_failed` reports a final error; the link has ended by then."""
 
     def on_welcome(self, welcome: Welcome) -> None: ...
     def on_frame(self, kind: int, sequence: int, body: memoryview) -> None: ...
@@ -68,8 +67,8 @@ class LinkUser(Protocol):
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """How to reach the broker. `connect_timeout_s` bounds the first connection with all its attempts, and later on each
-    attempt; these go on for ever."""
+    """How to reach the broker. `connect_timeout_s` bounds all attempts for the first connection together. After a loss
+    it bounds each round over the addresses, and rounds are repeated forever."""
 
     addresses: tuple[Address, ...]
     token: str = ""
@@ -78,15 +77,16 @@ class LinkOptions:
 
 
 class Link:
-    def __init__(self, options: LinkOptions, publisher: str, user: LinkUser) -> None:
+    def __init__(self, options: LinkOptions, publisher: str, user: LinkUser, key: str = "") -> None:
         self._options = options
         self._publisher = publisher
+        self._key = key
         self._user = user
         self._protocol: _LinkProtocol | None = None
         self._keeping_up: asyncio.Task[None] | None = None
         self._is_closing = False
         self._last_failure = "no answer"
-        self._turn = 0  # of the broker that is used, or tried next
+        self._turn = 0  # index of the broker in use, or of the one to try next
         self.reconnections = 0
 
     @property
@@ -94,19 +94,19 @@ class Link:
         return self._protocol is not None and self._protocol.is_writable
 
     async def start(self, tasks: asyncio.TaskGroup) -> None:
-        """Returns when the link is up for the first time, and keeps it up from then on."""
+        """Waits until the link is connected for the first time. A task then keeps it connected."""
         try:
             async with asyncio.timeout(self._options.connect_timeout_s):
                 protocol = await self._connect_with_retries()
         except TimeoutError:
-            raise _nobody_there(self._options.addresses, self._last_failure) from None
+            raise _no_answer(self._options.addresses, self._last_failure) from None
         if self._is_closing:
             protocol.abort()
             raise not_open()
         self._keeping_up = tasks.create_task(self._keep_up(protocol))
 
     def write(self, data: bytes) -> None:
-        """Writes, or does nothing while the link is down: the user sends again what matters when it is up."""
+        """Writes a frame. Does nothing while the link is down: in `on_welcome` the user resends what matters."""
         if self._protocol is not None:
             self._protocol.write(data)
 
@@ -123,7 +123,7 @@ class Link:
         if self._protocol is not None:
             self._protocol.say_goodbye()
         elif self._keeping_up is not None:
-            self._keeping_up.cancel()  # it is trying to reconnect, and nobody needs that any more
+            self._keeping_up.cancel()  # it is trying to reconnect, which is no longer needed
 
     async def _keep_up(self, protocol: _LinkProtocol) -> None:
         try:
@@ -140,7 +140,7 @@ class Link:
             self._user.on_failed(error)
 
     async def _watch(self, protocol: _LinkProtocol) -> None:
-        """Returns when the connection is gone; pings while it is there, and ends it when the peer is silent."""
+        """Waits until the connection is lost. Pings meanwhile, and aborts it if the peer has gone silent."""
         while not protocol.is_lost.is_set():
             try:
                 async with asyncio.timeout(PING_S):
@@ -149,16 +149,18 @@ class Link:
                 protocol.ping()
 
     async def _connect_with_retries(self) -> _LinkProtocol:
-        pace = RetryPace(random.random, RECONNECT_BACKOFF)
+        pace = RetryPace(settings=RECONNECT_BACKOFF)
         while True:
-            retry_after_s: float | None = None
+            # The next round asks all brokers again, so it must not begin before the time of any of them.
+            retry_after_s = 0.0
             for _ in self._options.addresses:
                 try:
                     return await self._connect_next()
                 except (Unavailable, Overloaded, OSError) as error:
                     self._last_failure = str(error) or "no answer"
                     self._turn += 1
-                    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else None
+                    if isinstance(error, Overloaded):
+                        retry_after_s = max(retry_after_s, error.retry_after_s)
             await asyncio.sleep(pace.on_refusal(retry_after_s))
 
     async def _connect_next(self) -> _LinkProtocol:
@@ -181,7 +183,7 @@ class Link:
         _transport, protocol = await loop.create_connection(
             lambda: _LinkProtocol(self._user), address.host, address.port, ssl=tls
         )
-        protocol.write(encode_frame(Kind.HELLO, Hello(publisher=self._publisher, token=options.token)))
+        protocol.write(encode_frame(Kind.HELLO, Hello(publisher=self._publisher, token=options.token, key=self._key)))
         try:
             welcome = await protocol.welcomed()
         except BaseException:
@@ -216,7 +218,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
             self._transport.write(data)
 
     def ping(self) -> None:
-        """A peer is silent when it says nothing although we listen."""
+        """Sends a ping. Aborts first if the peer has sent nothing for SILENCE_S while we were reading."""
         if not self._is_paused and self._loop.time() - self._heard_s > SILENCE_S:
             self.abort()
         self.write(encode_frame(Kind.PING))
@@ -233,7 +235,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def say_goodbye(self) -> None:
-        """Closes when what is written is sent; a broker that does not read gets a second."""
+        """Closes after all written bytes are sent, or after GOODBYE_S if the broker does not read."""
         self.write(encode_frame(Kind.GOODBYE))
         if self._transport is not None:
             self._transport.close()
@@ -244,7 +246,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods, not the class.
+        # uvloop's transports have the methods of asyncio.Transport, but do not inherit from it.
         self._transport = cast(asyncio.Transport, transport)
         self.is_writable = True
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
@@ -254,7 +256,7 @@ class _LinkProtocol(asyncio.BufferedProtocol):
         self.is_writable = False
         self.is_lost.set()
         if not self._welcome.done():
-            lost = self.error or Unavailable("U704", "the connection was lost", "it is tried again")
+            lost = self.error or Unavailable("U704", "the connection was lost", "the client reconnects by itself")
             self._welcome.set_exception(lost)
 
     def pause_writing(self) -> None:
@@ -292,19 +294,19 @@ class _LinkProtocol(asyncio.BufferedProtocol):
             else:
                 self._user.on_frame(kind, sequence, body)
         elif kind == Kind.CLOSING:
-            self.error = Unavailable("U702", "the broker is shutting down", "it is tried again")
+            self.error = Unavailable("U702", "the broker is shutting down", "the client reconnects by itself")
         elif kind != Kind.PONG:
             self._user.on_frame(kind, sequence, body)
 
 
 def _raise_if_final(error: TidegateError | None) -> None:
-    # L603 is the policy `disconnect`: whoever chose it wants to know.
+    # L603 reports a disconnection by the policy `disconnect`. A program that chose it expects the error, not a retry.
     if error is not None and (not isinstance(error, (Unavailable, Overloaded)) or error.code == "L603"):
         raise error
 
 
 def to_exception(error: ErrorBody) -> TidegateError:
-    """The broker's error as the exception that its code stands for."""
+    """Returns the exception for a broker's error, chosen by its code."""
     if error.code.startswith("L"):
         retry_after_s = error.retry_after_s if error.retry_after_s is not None else 1.0
         return Overloaded(error.code, error.message, error.remedy, retry_after_s=retry_after_s)
@@ -316,6 +318,6 @@ def not_open() -> Unavailable:
     return Unavailable("U706", "the connection is not open", "use it inside: async with connect(…) as broker")
 
 
-def _nobody_there(addresses: tuple[Address, ...], why: str) -> Unavailable:
+def _no_answer(addresses: tuple[Address, ...], why: str) -> Unavailable:
     places = " or ".join(map(str, addresses))
     return Unavailable("U701", f"no broker answers at {places} ({why})", "start one with: tidegate serve")

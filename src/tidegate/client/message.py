@@ -1,4 +1,4 @@
-"""A message as a consumer gets it: decoded together with its frame, its body when it is asked for."""
+"""A message as a consumer receives it. It is decoded together with its frame, but its body only at first access."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tidegate.messages import Record
 
 
 class Message(msgspec.Struct, array_like=True, gc=False):
-    """`receipt` is good until the lease ends; `delivery` counts from 1: above it the message was given out before.
-    `queue` and `sequence` say where it lies: the physical queue, and its number there."""
+    """`receipt` is valid until the lease ends. `delivery` counts deliveries from 1: a higher number means that the
+    message was delivered before. `queue` and `sequence` are its place: the physical queue, and its number there."""
 
     receipt: str
     delivery: int
@@ -23,24 +23,26 @@ class Message(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def body(self) -> Any:
-        """QueueError when whoever enqueued it has not written MessagePack; `raw` has its bytes."""
+        """The decoded body. Raises QueueError if the producer did not write MessagePack; `raw` has the bytes."""
         if self._body is msgspec.UNSET:
             try:
                 self._body = msgspec.msgpack.decode(self.record.body)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise QueueError(
-                    "Q912", f"the body of message {self.queue}/{self.sequence} is malformed: {error}", "look at its raw"
+                    "Q912",
+                    f"the body of message {self.queue}/{self.sequence} is malformed: {error}",
+                    "read its bytes: message.raw",
                 ) from error
         return self._body
 
     @property
     def raw(self) -> bytes:
-        """The body's MessagePack."""
+        """The body as MessagePack bytes."""
         return bytes(self.record.body)
 
     @property
     def enqueued_at(self) -> float:
-        """Seconds since 1970, by the broker's clock."""
+        """The time of enqueueing in seconds since 1970, by the broker's clock."""
         return self.record.enqueued_at
 
     @property

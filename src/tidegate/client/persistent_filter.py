@@ -1,8 +1,8 @@
-"""Persistent queries over notifications: a subscription, whose deliveries and drops are counted into one number.
+"""Persistent queries over notifications: a subscription whose deliveries and drops are counted as one sequence.
 
-A check is a round trip on the link of the subscriptions, which is ordered: what was delivered, or dropped as this
-program was slow, before the broker answered is counted when the answer is read. A reconnection counts as one loss, as
-nobody knows how much was published meanwhile.
+A check is a round trip on the link of the subscriptions. The link keeps order, so when the answer is read, everything
+that was delivered or dropped before it has been counted. A reconnection counts as one loss, because it is unknown how
+much was published meanwhile.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FilterTransport:
 
 
 class _RoundTrip(NamedTuple):
-    """How much had been delivered and dropped when the broker answered."""
+    """The numbers of notifications delivered and dropped when the broker answered a check."""
 
     check: int
     received: int
@@ -61,10 +61,13 @@ class FilterLink:
         self._checking: asyncio.Task[None] | None = None
 
     def ask(self, check: int) -> None:
-        self._checking = self._tasks.create_task(self._go_round(check))
+        self._stop_checking()  # the last check has timed out: its answer would be too late
+        self._checking = self._tasks.create_task(self._make_round_trip(check))
 
     async def read(self) -> Heard:
         while True:
+            # The answer to a check overtakes deliveries that still wait here: it counts once those have been read.
+            # Drops that no delivery has reported yet raise its number, so that they show as a loss.
             done = self._round_trip
             if done is not None and self._read_deliveries >= done.received:
                 self._round_trip = None
@@ -79,9 +82,12 @@ class FilterLink:
                 return Indicated(self._sequence, [heard.notification])
             self._round_trip = heard
 
-    def close(self, *, is_for_good: bool) -> None:
+    def close(self, *, is_final: bool) -> None:
         self._subscription.close()
         self._taking.cancel()
+        self._stop_checking()
+
+    def _stop_checking(self) -> None:
         if self._checking is not None:
             self._checking.cancel()
 
@@ -95,7 +101,7 @@ class FilterLink:
         except StopAsyncIteration:
             return
 
-    async def _go_round(self, check: int) -> None:
+    async def _make_round_trip(self, check: int) -> None:
         try:
             await self._subscriber.status()
             counted = self._subscription.statistics()

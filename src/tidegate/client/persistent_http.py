@@ -1,4 +1,4 @@
-"""Persistent queries over HTTP: the WebSocket /v1/persistent of a broker, as docs/knowledge.md has its messages."""
+"""Persistent queries over HTTP: the WebSocket /v1/persistent of a broker. docs/knowledge.md describes its messages."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tidegate.errors import Overloaded
 from tidegate.frames import ErrorBody
 
 
-class _Told(msgspec.Struct):
-    """All messages of the broker; what it does not say is None."""
+class _BrokerMessage(msgspec.Struct):
+    """The union of all messages of the broker; fields that a message lacks have their defaults."""
 
     sequence: int = 0
     subscription: str | None = None
@@ -38,7 +38,7 @@ class _Told(msgspec.Struct):
         return Hints(processing_s=self.processing_s, delay_s=self.delay_s_max, slot_s=self.interval_s)
 
 
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(_BrokerMessage).decode
 
 
 class HttpTransport:
@@ -56,11 +56,11 @@ class HttpTransport:
             query |= {"subscription": subscription, "sequence": sequence}
         socket = await WebSocket.connect(self._address, f"/v1/persistent?{urlencode(query)}", self._token, self._tls)
         try:
-            told = await _receive(socket)
+            message = await _receive(socket)
         except BaseException:
-            socket.close(is_for_good=False)
+            socket.close(is_final=False)
             raise
-        return HttpLink(socket, Opened(told.subscription or "", told.sequence, told.result, told.hints))
+        return HttpLink(socket, Opened(message.subscription or "", message.sequence, message.result, message.hints))
 
 
 class HttpLink:
@@ -72,25 +72,25 @@ class HttpLink:
         self._socket.send(msgspec.json.encode({"check": check}))
 
     async def read(self) -> Heard:
-        told = await _receive(self._socket)
-        if told.check is None:
-            return Indicated(told.sequence, told.added, told.removed, told.merged, told.spread_s)
-        if told.refused is None:
-            return Checked(told.check, told.sequence, hints=told.hints)
-        error = to_exception(told.refused)
+        message = await _receive(self._socket)
+        if message.check is None:
+            return Indicated(message.sequence, message.added, message.removed, message.merged, message.spread_s)
+        if message.refused is None:
+            return Checked(message.check, message.sequence, hints=message.hints)
+        error = to_exception(message.refused)
         if not isinstance(error, Overloaded):
             raise error
-        return Refused(told.check, error)
+        return Refused(message.check, error)
 
-    def close(self, *, is_for_good: bool) -> None:
-        self._socket.close(is_for_good=is_for_good)
+    def close(self, *, is_final: bool) -> None:
+        self._socket.close(is_final=is_final)
 
 
-async def _receive(socket: WebSocket) -> _Told:
+async def _receive(socket: WebSocket) -> _BrokerMessage:
     try:
-        told = _decode(await socket.receive())
+        message = _decode(await socket.receive())
     except msgspec.MsgspecError as error:
-        raise lost(f"what it says is not understood: {error}") from error
-    if told.error is not None:
-        raise to_exception(told.error)
-    return told
+        raise lost(f"the broker's message is invalid: {error}") from error
+    if message.error is not None:
+        raise to_exception(message.error)
+    return message

@@ -1,10 +1,10 @@
-"""Persistent queries over SSAP, the protocol of Smart-M3: SUBSCRIBE, and QUERY on the same connection as the check.
+"""Persistent queries over SSAP, the protocol of Smart-M3: SUBSCRIBE opens one, QUERY on the same connection checks it.
 
-A check asks the question again, so it finds losses at every broker of SSAP: results are compared. Ours tells the number
-of the last indication and its load beside, and goes on with a subscription whose connection was lost.
+A check sends the query again and compares results, so it finds losses at every SSAP broker. Tidegate's broker also
+sends the number of the last indication and its load, and resumes a subscription whose connection was lost.
 
-What may go wrong: nobody answers (U701), the connection is lost or what comes is no SSAP (U704), the broker refuses
-(its own code where it tells one; otherwise K161 when it has too much to do, and K160 for other reasons).
+What may go wrong: nothing answers (U701), the connection is lost or the peer does not speak SSAP (U704), or the broker
+refuses. A refusal has the broker's own code if it sends one. Otherwise it is K161 for an overloaded broker, else K160.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tidegate.frames import ErrorBody
 
 MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 DEFAULT_PORT: Final = 10010
-RETRY_AFTER_S: Final = 1.0  # where a broker does not tell it
+RETRY_AFTER_S: Final = 1.0  # for brokers that do not send it
 SPACE: Final = "X"
 _END: Final = b"</SSAP_message>"
 _DECLARATIONS: Final = b"<!DOCTYPE"
@@ -40,14 +40,14 @@ _NO_SUBSCRIPTION: Final = "K117"
 
 
 class SsapTransport:
-    """`ssap://host:port`. Where the broker has a token, it is the credentials of a JOIN."""
+    """Connects to `ssap://host:port`. If there is a token, it is sent as the credentials of a JOIN."""
 
     is_resumable = True
 
     def __init__(self, address: str, question: str, token: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(address)
         if parts.scheme != "ssap" or not parts.hostname or parts.path:
-            raise ConfigError("C411", f"{address!r} is no address of SSAP", f"write ssap://127.0.0.1:{DEFAULT_PORT}")
+            raise ConfigError("C411", f"{address!r} is not an SSAP address", f"write ssap://127.0.0.1:{DEFAULT_PORT}")
         self._address = address
         self._host, self._port = parts.hostname, parts.port or DEFAULT_PORT
         self._question = question
@@ -80,7 +80,7 @@ class SsapTransport:
             link.subscribe(subscription, sequence)
             await link.confirm_subscription(sequence)
         except BaseException:
-            link.close(is_for_good=False)
+            link.close(is_final=False)
             raise
         return link
 
@@ -107,11 +107,11 @@ class SsapLink:
 
     async def confirm_subscription(self, sequence: int) -> None:
         message = await self.confirmed()
-        is_going_on = message.sequence is not None and message.status == _SUCCESS
+        is_resumed = message.sequence is not None and message.status == _SUCCESS
         self.opened = Opened(
             message.text("subscription_id"),
             message.sequence or 0,
-            None if is_going_on else message.rows("results"),
+            None if is_resumed else message.rows("results"),
             message.hints,
         )
 
@@ -137,10 +137,10 @@ class SsapLink:
                         message.number("spread_s"),
                     )
                 case "INDICATION", "UNSUBSCRIBE":
-                    raise lost(f"the broker ends the subscription: {message.status}")
+                    raise lost(f"the broker ended the subscription: {message.status}")
 
-    def close(self, *, is_for_good: bool) -> None:
-        if is_for_good and not self._writer.is_closing():
+    def close(self, *, is_final: bool) -> None:
+        if is_final and not self._writer.is_closing():
             self._send("UNSUBSCRIBE", 0, _parameter("subscription_id", self.opened.subscription))
             self._writer.close()
         else:
@@ -156,17 +156,18 @@ class SsapLink:
     async def _read(self) -> _Message:
         try:
             text = (await self._reader.readuntil(_END)).lstrip()
+            # A document type may declare entities that expand to gigabytes.
             if _DECLARATIONS in text:
-                raise lost("it sends a document type, which may declare anything")
+                raise lost("the broker sent a document type, which is not allowed")
             return _Message(ElementTree.fromstring(text))  # noqa: S314
         except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             raise lost(str(error)) from error
         except ElementTree.ParseError as error:
-            raise lost(f"what it says is no SSAP: {error}") from error
+            raise lost(f"the broker's message is not SSAP: {error}") from error
 
 
 class _Message:
-    """A confirm or an indication."""
+    """A CONFIRM or an INDICATION of the broker."""
 
     def __init__(self, element: ElementTree.Element) -> None:
         self.kind = element.findtext("message_type", "")
@@ -181,8 +182,8 @@ class _Message:
 
     @property
     def sequence(self) -> int | None:
-        told = self.number("ind_sequence")
-        return None if told is None else int(told)
+        number = self.number("ind_sequence")
+        return None if number is None else int(number)
 
     @property
     def hints(self) -> Hints:
@@ -218,19 +219,19 @@ class _Message:
         if self.status == _OUT_OF_RESOURCES and (code is None or code[0].startswith("L")):
             return Overloaded(
                 code[0] if code else "K161",
-                f"the broker refuses: {why}",
-                "come back later",
+                f"the broker refused: {why}",
+                "retry later",
                 retry_after_s=self.number("retry_after_s") or RETRY_AFTER_S,
             )
         if code is not None and code[0].startswith("K"):
-            return KnowledgeError(code[0], f"the broker refuses: {why}", "see its reason")
+            return KnowledgeError(code[0], f"the broker refused: {why}", "see the broker's reason")
         if code is not None:
-            return to_exception(ErrorBody(code[0], f"the broker refuses: {why}", "see its reason"))
-        return KnowledgeError("K160", f"the broker of SSAP refuses: {why or 'without a reason'}", "look into its log")
+            return to_exception(ErrorBody(code[0], f"the broker refused: {why}", "see the broker's reason"))
+        return KnowledgeError("K160", f"the SSAP broker refused: {why or 'no reason given'}", "see the broker's log")
 
 
 def _row(result: ElementTree.Element) -> dict[str, Any]:
-    """As SPARQL's JSON has it."""
+    """Returns a result row in the form of SPARQL's JSON."""
     return {binding.get("name", ""): _term(binding[0]) for binding in result.iter(f"{_SPARQL}binding") if len(binding)}
 
 

@@ -1,7 +1,7 @@
-"""What a persistent query asks of a broker and hears from it, whatever the protocol: the seam of its transports.
+"""The interface between a persistent query and its transports: its requests and the broker's messages in any protocol.
 
-A transport makes links. On a link everything is in order: what was notified before a check was answered has been read
-before that answer. So a number in an answer that is above the last one read is a loss, and nothing else is.
+A transport opens links. A link keeps order: indications that the broker sent before it answered a check are read before
+that answer. So an answer with a number above the last one read proves a loss, and nothing else does.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from tidegate.client.control import NO_HINTS, Hints
 from tidegate.errors import Overloaded
 
 Row: TypeAlias = Any
-"""Terms by their variables, as in SPARQL's JSON; True or False of an ASK; a notification, of a filter."""
+"""A map from variables to terms, as in SPARQL's JSON; True or False for an ASK; a notification for a filter."""
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The first message of a link. Without a result, what was missed since the number that was given follows."""
+    """The first message of a link. Without a result, the indications missed since the given sequence follow."""
 
     subscription: str
     sequence: int
@@ -28,7 +28,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Indicated:
-    """`merged` changes more than one are in it."""
+    """A change in the result, with its number. It includes `merged` further changes."""
 
     sequence: int
     added: list[Row]
@@ -39,8 +39,8 @@ class Indicated:
 
 @dataclass(frozen=True)
 class Checked:
-    """The answer to the check of this number: the number of the last indication, where the protocol can tell it, or
-    the present result, to compare."""
+    """The answer to the check with this number: the sequence of the last indication if the protocol has it, else the
+    current result, to compare."""
 
     check: int
     sequence: int | None = None
@@ -50,7 +50,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class Refused:
-    """The broker has no time for the check of this number."""
+    """The broker is overloaded and refuses the check with this number."""
 
     check: int
     error: Overloaded
@@ -60,20 +60,21 @@ Heard: TypeAlias = Indicated | Checked | Refused
 
 
 class PersistentLink(Protocol):
-    """`read` is called by one task. Unavailable when the link is lost; other errors are final."""
+    """An open query. One task calls `read`, which raises Unavailable if the link is lost; other errors are final."""
 
     opened: Opened
 
     def ask(self, check: int) -> None: ...
     async def read(self) -> Heard: ...
-    def close(self, *, is_for_good: bool) -> None: ...
+    def close(self, *, is_final: bool) -> None: ...
 
 
 class PersistentTransport(Protocol):
-    """`is_resumable` tells whether what was lost can be had again, by opening another link."""
+    """Opens links. `is_resumable` is true if opening another link recovers what was lost."""
 
     is_resumable: bool
 
     async def open(self, subscription: str, sequence: int) -> PersistentLink:
-        """Goes on after an indication of a subscription, or begins one, where this is empty or forgotten."""
+        """Resumes a subscription after an indication. Begins a new one if `subscription` is empty or the broker has
+        forgotten it."""
         ...

@@ -1,9 +1,9 @@
-"""Publishing: notifications are numbered, gathered into batches, and kept until the broker acknowledges them.
+"""Publishing: notifications are numbered, collected into batches, and kept until the broker acknowledges them.
 
-A batch is sent when the event loop has nothing else to do, or when it is full; never by a timer. So a lone
-notification leaves at once, and a flood travels in large frames. What is unacknowledged when the link breaks is sent
-again under the same numbers, and the broker delivers it once. At most `window_bytes` are unacknowledged: past that
-`publish` waits, and so a program is no faster than its broker.
+A batch is sent when the event loop is otherwise idle, or when it is full; never by a timer. So a single notification
+leaves at once, and many travel in large frames. Frames that are unacknowledged when the link breaks are sent again
+under the same numbers, and the broker delivers them once. At most about `window_bytes` are unacknowledged: beyond that
+`publish` waits, so a program cannot outrun its broker.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.client.link import Link, LinkOptions, not_open
-from tidegate.errors import NotificationError, TidegateError
+from tidegate.errors import NotificationError, Overloaded, TidegateError
 from tidegate.frames import HEADER_BYTES, Kind, Refusal, Welcome, decode_body, join_maps, publish_frame
 from tidegate.notification import check
 
 BATCH_NOTIFICATIONS: Final = 256
 BATCH_BYTES: Final = 64 * 1024
 REFUSALS_REMEMBERED_MAX: Final = 1000
+# The suggested retry time for notifications that a full queue did not store; REFUSE frames carry none.
+RETRY_AFTER_S: Final = 2.0
 
 
 def _plain(value: Any) -> Any:
-    """What msgspec does not know but a notification may be or hold: any mapping, and floats of other libraries."""
+    """Converts values that notifications may hold but msgspec cannot encode: mappings, floats of other libraries."""
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, float):
         return float(value)
-    raise TypeError(f"{type(value).__name__} is no value of a notification")
+    raise TypeError(f"{type(value).__name__} is not a value of a notification")
 
 
 _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
@@ -40,7 +42,7 @@ _encode = msgspec.msgpack.Encoder(enc_hook=_plain).encode
 
 @dataclass(frozen=True)
 class PublisherStatistics:
-    """`sent` counts notifications, repeated ones once."""
+    """`sent` counts notifications; one that is sent again counts once."""
 
     sent: int
     acknowledged: int
@@ -51,14 +53,22 @@ class PublisherStatistics:
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One call of `publish`: the ranges of sequences that are its own, first and last of each, in order, and which of
-    them were refused. Refusals come before the acknowledgement that covers them."""
+    """One call of `publish`: its ranges of sequences, as first and last of each in order, and the refusals among them.
+
+    A refusal arrives before the acknowledgement that covers it, and may cover many notifications."""
 
     ranges: list[tuple[int, int]] = field(default_factory=list)
     refusals: dict[int, Refusal] = field(default_factory=dict)
 
-    def owns(self, sequence: int) -> bool:
-        return any(first <= sequence <= last for first, last in self.ranges)
+    def owned(self, refusal: Refusal) -> int:
+        """Records the part of a refusal that concerns this call. Returns the number of its notifications."""
+        count = 0
+        for first, last in self.ranges:
+            begin, end = max(first, refusal.sequence), min(last, refusal.last or refusal.sequence)
+            if begin <= end:
+                self.refusals[begin] = msgspec.structs.replace(refusal, sequence=begin, last=end)
+                count += end - begin + 1
+        return count
 
     def raise_if_refused(self) -> None:
         if self.refusals:
@@ -67,9 +77,9 @@ class _Call:
 
 
 class Publisher:
-    def __init__(self, options: LinkOptions, name: str) -> None:
+    def __init__(self, options: LinkOptions, name: str, key: str) -> None:
         self.name = name
-        self._link = Link(options, name, self)
+        self._link = Link(options, name, self, key)
         self._loop = asyncio.get_running_loop()
         self._sequence = 0
         self._acknowledged = 0
@@ -80,10 +90,10 @@ class Publisher:
         self._frames_bytes = 0
         self._window_bytes = BATCH_BYTES
         self._frame_bytes_max = BATCH_BYTES
-        # (last sequence, who waits for its acknowledgement): sequences only grow, so they are answered from the left.
+        # (last sequence, future of the call that waits for it). Sequences only grow, so futures complete from the left.
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._calls: set[_Call] = set()
-        # Of `publish_soon`; `flush` tells of them.
+        # Refusals of notifications from `publish_soon`; `flush` raises them.
         self._refusals: dict[int, Refusal] = {}
         self._refused = 0
         self._has_room = asyncio.Event()
@@ -94,7 +104,8 @@ class Publisher:
         await self._link.start(tasks)
 
     async def publish(self, notifications: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Returns when all are acknowledged. NotificationError when the broker refused one; the others went."""
+        """Publishes notifications and waits until all are acknowledged. Raises NotificationError if the broker refused
+        one, and Overloaded (L611) if a full queue did not store one; the others were published."""
         call = _Call()
         if isinstance(notifications, Mapping):
             await self._finish(call, self._append(notifications, call))
@@ -102,18 +113,18 @@ class Publisher:
             await self._finish(call, self._append_many(notifications, call))
 
     async def publish_encoded(self, first: int, maps: Sequence[bytes]) -> None:
-        """The same for notifications that are encoded already, under numbers from `first` on, above all before."""
+        """Publishes encoded notifications under numbers from `first` on, which must be above all earlier ones."""
         call = _Call()
         await self._finish(call, self._append_encoded(first, maps, call))
 
     async def publish_soon(self, notification: Mapping[str, Any]) -> None:
-        """Returns when there is room for it; `flush` waits for the acknowledgements."""
+        """Publishes a notification as soon as the window has room. `flush` waits for the acknowledgements."""
         await self._append(notification, None)
 
     async def flush(self) -> None:
-        """Returns when everything published so far is acknowledged."""
+        """Waits until everything published so far is acknowledged. Raises the refusals of `publish_soon`, if any."""
         self._send_batch()
-        await self._acknowledgement(self._sequence)
+        await self._wait_for_acknowledgement(self._sequence)
         if self._refusals:
             refusals, self._refusals = self._refusals, {}
             raise _refused(refusals)
@@ -132,6 +143,8 @@ class Publisher:
     def on_welcome(self, welcome: Welcome) -> None:
         self._window_bytes = welcome.window_bytes
         self._frame_bytes_max = welcome.frame_bytes_max
+        for refusal in welcome.refused:
+            self._on_refused(refusal)
         self._on_acknowledged(welcome.acknowledged)
         for _last, frame in self._frames:
             self._link.write(frame)
@@ -155,14 +168,14 @@ class Publisher:
     def on_writable(self) -> None:
         self._flush_soon()
 
-    # Inside.
+    # Internals.
 
     async def _finish(self, call: _Call, appending: Coroutine[Any, Any, None]) -> None:
         self._calls.add(call)
         try:
             await appending
             if call.ranges:
-                await self._acknowledgement(call.ranges[-1][1])
+                await self._wait_for_acknowledgement(call.ranges[-1][1])
         finally:
             self._calls.discard(call)
         call.raise_if_refused()
@@ -170,7 +183,7 @@ class Publisher:
     async def _append(self, notification: Mapping[str, Any], call: _Call | None) -> None:
         encoded = _encode_one(notification, self._frame_bytes_max)
         if not self._has_room.is_set() or self._error is not None:
-            await self._room()
+            await self._wait_for_room()
         if self._batch_bytes + len(encoded) > BATCH_BYTES:
             self._send_batch()
         self._sequence += 1
@@ -184,15 +197,16 @@ class Publisher:
             self._flush_soon()
 
     async def _append_many(self, notifications: Sequence[Mapping[str, Any]], call: _Call) -> None:
-        """A list is encoded a batch at a time, which is quicker than one by one."""
+        """Appends a list in batches, because encoding a whole batch is faster than encoding single notifications."""
         for start in range(0, len(notifications), BATCH_NOTIFICATIONS):
             part = notifications[start : start + BATCH_NOTIFICATIONS]
             body = _encode_many(part)
             if body is None or len(body) > BATCH_BYTES * 4:
+                # Appending singly splits a batch that is too large, or raises for the invalid notification.
                 for notification in part:
                     await self._append(notification, call)
                 continue
-            await self._room()
+            await self._wait_for_room()
             self._send_batch()
             first, self._sequence = self._sequence + 1, self._sequence + len(part)
             call.ranges.append((first, self._sequence))
@@ -210,19 +224,19 @@ class Publisher:
             while stop < min(len(maps), start + BATCH_NOTIFICATIONS) and size + len(maps[stop]) <= BATCH_BYTES:
                 size += len(maps[stop])
                 stop += 1
-            await self._room()
+            await self._wait_for_room()
             part_first, self._sequence = self._sequence + 1, self._sequence + stop - start
             call.ranges.append((part_first, self._sequence))
             self._send(self._sequence, publish_frame(part_first, join_maps(list(maps[start:stop]))))
             start = stop
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         while not self._has_room.is_set():
             await self._has_room.wait()
         if self._error is not None:
             raise self._error
 
-    async def _acknowledgement(self, last: int) -> None:
+    async def _wait_for_acknowledgement(self, last: int) -> None:
         if last <= self._acknowledged:
             return
         if self._error is not None:
@@ -237,7 +251,7 @@ class Publisher:
             self._loop.call_soon(self._flush_when_writable)
 
     def _flush_when_writable(self) -> None:
-        """While the transport is full the batch may grow; it is sent when the transport has room, or it is full."""
+        """Sends the batch if the transport has room. Otherwise the batch grows until there is room or it is full."""
         self._is_flush_due = False
         if self._link.is_writable:
             self._send_batch()
@@ -269,25 +283,33 @@ class Publisher:
                 future.set_result(None)
 
     def _on_refused(self, refusal: Refusal) -> None:
-        self._refused += 1
-        owner = next((call for call in self._calls if call.owns(refusal.sequence)), None)
-        refusals = self._refusals if owner is None else owner.refusals
-        refusals[refusal.sequence] = refusal
+        """Passes a refusal to the calls that it concerns. Acknowledged sequences were reported before."""
+        first, last = max(refusal.sequence, self._acknowledged + 1), refusal.last or refusal.sequence
+        if first > last:
+            return
+        refusal = msgspec.structs.replace(refusal, sequence=first, last=last)
+        owned = sum(call.owned(refusal) for call in self._calls)
+        self._refused += last - first + 1
+        if owned <= last - first:
+            self._refusals[first] = refusal
         if len(self._refusals) > REFUSALS_REMEMBERED_MAX:
             del self._refusals[next(iter(self._refusals))]
 
 
-def _refused(refusals: dict[int, Refusal], of: str = "") -> NotificationError:
-    """The first refusal, as the error of whoever published it."""
+def _refused(refusals: dict[int, Refusal], of: str = "") -> TidegateError:
+    """Returns the first refusal as an exception, with the number of all refused notifications."""
     first = refusals[min(refusals)]
-    place = f"{len(refusals)}{of} notifications refused, the first: " if of or len(refusals) > 1 else ""
+    count = sum((each.last or each.sequence) - each.sequence + 1 for each in refusals.values())
+    place = f"{count}{of} notifications refused, the first: " if of or count > 1 else ""
+    if first.code.startswith("L"):
+        return Overloaded(first.code, place + first.message, first.remedy, retry_after_s=RETRY_AFTER_S)
     return NotificationError(first.code, place + first.message, first.remedy)
 
 
 def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
-    # Asking whether a dict is a Mapping takes nearly as long as encoding it.
+    # The test for dict comes first: isinstance with Mapping takes nearly as long as the encoding.
     if type(notification) is not dict and not isinstance(notification, Mapping):
-        raise NotificationError("N215", f"{notification!r:.40} is no notification", 'publish mappings: {"NO2": 212}')
+        raise NotificationError("N215", f"{notification!r:.40} is not a notification", 'publish mappings: {"NO2": 212}')
     try:
         encoded = _encode(notification)
     except (TypeError, OverflowError, UnicodeEncodeError):
@@ -300,12 +322,15 @@ def _encode_one(notification: Mapping[str, Any], frame_bytes_max: int) -> bytes:
 def _check_size(encoded: bytes, frame_bytes_max: int) -> None:
     if len(encoded) + HEADER_BYTES + 8 > frame_bytes_max:
         raise NotificationError(
-            "N211", f"the notification has {len(encoded)} bytes", f"the broker takes frames of {frame_bytes_max}"
+            "N211",
+            f"the notification has {len(encoded)} bytes",
+            f"shrink it: the broker accepts frames of at most {frame_bytes_max}",
         )
 
 
 def _encode_many(notifications: Sequence[Mapping[str, Any]]) -> bytes | None:
-    """An array of notifications, or None when one of them cannot be encoded: one by one tells which."""
+    """Returns notifications as an encoded array, or None if one of them cannot be encoded. Encoding them singly then
+    finds the invalid one."""
     if set(map(type, notifications)) != {dict}:
         return None
     try:

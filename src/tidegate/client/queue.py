@@ -9,7 +9,6 @@ async for message in queue:
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -35,7 +34,7 @@ from tidegate.messages import (
 )
 
 READ_MESSAGES_MAX: Final = 10_000
-# What stands around the messages of an Enqueue, besides the queue's name.
+# The bytes of an Enqueue frame without its messages and the queue's name.
 _ENQUEUE_BYTES: Final = HEADER_BYTES + 64
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -47,7 +46,7 @@ class _Kept(msgspec.Struct, array_like=True, gc=False):
 
 
 class Queue:
-    """One name over several physical queues. Nothing is asked of the broker before the first call."""
+    """A handle for a logical queue: one name over several physical queues. Creating it sends nothing to the broker."""
 
     def __init__(self, requests: QueueRequests, name: str) -> None:
         self.name = name
@@ -56,31 +55,31 @@ class Queue:
     # The queue itself.
 
     async def create(self, **settings: Any) -> dict[str, Any]:
-        """Makes it, or changes one that is there; all its settings, as they are now. docs/queues.md explains them."""
+        """Creates the queue, or replaces the settings of an existing one. Returns all settings (see docs/queues.md)."""
         return _map(await self._requests.call("define", self.name, settings))
 
     async def drop(self) -> None:
-        """It is gone, with its messages and its dead letters."""
+        """Deletes the queue with its messages and its dead letters."""
         await self._requests.call("drop", self.name)
 
     async def describe(self) -> dict[str, Any]:
-        """Its settings."""
+        """Returns the settings of the queue."""
         return _map(await self._requests.call("describe", self.name))
 
     async def stats(self) -> dict[str, Any]:
         return _map(await self._requests.call("stats", self.name))
 
     async def levels(self) -> list[Level]:
-        """How full its physical queues are; cheap enough to ask often."""
+        """Returns how full the physical queues are. The call is cheap enough for polling."""
         return (await self.look()).levels
 
     async def look(self) -> Levels:
-        """Its levels, and what tells it from another queue that is made under its name when it is dropped."""
+        """Returns the levels and the id of the queue. The id differs if the queue was dropped and created again."""
         found: Levels = decode_body(await self._requests.call("levels", self.name), Levels)
         return found
 
     async def redrive(self, max: int = READ_MESSAGES_MAX) -> int:  # noqa: A002
-        """Moves dead letters back into the queue; how many."""
+        """Moves dead letters back into the queue. Returns how many."""
         return _count(await self._requests.call("redrive", self.name, {"max": max}))
 
     # Producing.
@@ -95,14 +94,14 @@ class Queue:
         headers: Mapping[str, str] | None = None,
         wait_s: float = 0.0,
     ) -> Enqueued:
-        """Puts one body, or a list of bodies, and returns when all are as durable as the queue demands.
+        """Puts one body or a list of bodies, and returns when all are as durable as the queue's settings require.
 
-        Messages of a `group` keep their order. `device` and `sequence`, which counts on within a list, name a message:
-        what is put again under the same name is kept once. Without them this connection names the message itself, so
-        that a reconnection never doubles it. Where the broker has no room, it is tried again for up to `wait_s`, later
-        each time; then its refusal is raised."""
+        Messages of a `group` keep their order. `device` and `sequence` identify a message: if it is put again, the
+        queue ignores it. Within a list, `sequence` is that of the first message and counts on. Without them the
+        connection identifies messages itself, so that a reconnection never duplicates one. If the broker has no room,
+        the call retries for up to `wait_s`, later each time, and then raises the refusal."""
         if bool(device) != (sequence is not None):
-            raise QueueError("Q905", "a device without a sequence, or the reverse", "give both, or none")
+            raise QueueError("Q905", "only one of device and sequence is given", "give both, or neither")
         listed = bodies if isinstance(bodies, list) else [bodies]
         kept = dict(headers or {})
         return await self.put_messages(
@@ -114,9 +113,9 @@ class Queue:
         )
 
     async def put_messages(self, messages: Sequence[NewMessage], *, wait_s: float = 0.0) -> Enqueued:
-        """Puts messages that differ in more than their bodies. Those that do not fit one frame go in several: after an
-        error some of them may be in the queue."""
-        await self._requests.up()
+        """Puts messages that differ in more than their bodies. Messages that do not fit into one frame are sent in
+        several: after an error some of them may be in the queue."""
+        await self._requests.wait_until_up()
         deadline_s = asyncio.get_running_loop().time() + wait_s
         enqueued = Enqueued(0, 0, "")
         for part in self._parts(messages):
@@ -129,15 +128,15 @@ class Queue:
     async def put_batch(
         self, messages: Sequence[NewMessage | msgspec.Raw], *, producer: str, number: int, wait_s: float = 0.0
     ) -> Enqueued:
-        """Puts messages, or such that are encoded already, as a numbered batch: for as long as the queue exists, one
-        whose number is not above those that `producer` has put before is a repetition, in whatever order its messages
-        come, and nothing of it is kept. So a program that has died in the middle repeats its last batch.
+        """Puts messages, encoded or not, as a numbered batch. As long as the queue exists, it ignores a batch of
+        `producer` whose number is not above the last accepted one, whatever the order of its messages. So a program
+        that crashed can simply repeat its last batch.
 
-        Numbers are from 1 and go up, one call at a time. A batch must fit one frame: cut a larger one, always in the
-        same way, and give each part a number. `wait_s` as of `put`."""
+        Numbers start at 1 and increase; make one call at a time. A batch must fit into one frame: split a larger one,
+        always in the same way, and give each part a number. `wait_s` is as in `put`."""
         if not producer:
-            raise QueueError("Q915", f"batch {number} has no producer", "name one, the same whenever it is repeated")
-        await self._requests.up()
+            raise QueueError("Q915", f"batch {number} has no producer", "name one, and use the same name to repeat it")
+        await self._requests.wait_until_up()
         deadline_s = asyncio.get_running_loop().time() + wait_s
         encoded = [_encode(message) for message in messages]
         room, size = self._room(), sum(map(len, encoded)) + len(producer.encode())
@@ -145,7 +144,7 @@ class Queue:
             raise QueueError(
                 "Q916",
                 f"batch {number} of {producer!r} has {len(encoded)} messages in {size} bytes",
-                f"cut it into parts of at most {BATCH_MESSAGES_MAX} messages in {room} bytes, and number each",
+                f"split it into parts of at most {BATCH_MESSAGES_MAX} messages in {room} bytes, and number each",
             )
         fields = {
             "queue": self.name,
@@ -168,7 +167,7 @@ class Queue:
         wait_s: float = 20.0,
         visibility_s: float = 30.0,
     ) -> Messages:
-        """The messages, one at a time: `async with queue.messages() as messages` ends tidily."""
+        """Returns a loop over single messages. In `async with queue.messages() as messages` the last is settled too."""
         return Messages(self._requests, Dequeue(self.name, max, min, wait_s, visibility_s))
 
     def batches(
@@ -179,7 +178,7 @@ class Queue:
         wait_s: float = 20.0,
         visibility_s: float = 30.0,
     ) -> Batches:
-        """The same for whole batches, each done when the next is asked for."""
+        """Returns a loop over batches. A batch is done when the program asks for the next one."""
         return Batches(self._requests, Dequeue(self.name, max, min, wait_s, visibility_s))
 
     async def take(
@@ -189,19 +188,20 @@ class Queue:
         wait_s: float = 20.0,
         visibility_s: float = 30.0,
     ) -> list[Message]:
-        """Up to `max` messages, leased for `visibility_s`; none when none came within `wait_s`. It waits for `min`, or
-        for fewer that have lingered. Delete what is done with, extend what takes longer."""
+        """Takes up to `max` messages, leased for `visibility_s`. Waits up to `wait_s` for `min` messages, or for fewer
+        that have lingered; returns none if none arrive. Delete a message when its work is done; extend its lease if the
+        work takes longer."""
         return await take(self._requests, Dequeue(self.name, max, min, wait_s, visibility_s))
 
     async def delete(self, messages: Message | Iterable[Message]) -> Settled:
-        """The work is done. `stale` counts those whose leases had ended: they are delivered again."""
+        """Deletes messages whose work is done. `stale` counts those whose leases had ended: they come again."""
         return await self._requests.settle(self.name, "delete", _receipts(messages))
 
     async def extend(self, messages: Message | Iterable[Message], visibility_s: float = 30.0) -> Settled:
         return await self._requests.settle(self.name, "extend", _receipts(messages), visibility_s=visibility_s)
 
     async def release(self, messages: Message | Iterable[Message], delay_s: float = 0.0) -> Settled:
-        """The work has failed: they are delivered again, after `delay_s`."""
+        """Releases messages whose work has failed: the queue delivers them again after `delay_s`."""
         return await self._requests.settle(self.name, "release", _receipts(messages), delay_s=delay_s)
 
     # Reading without taking.
@@ -213,7 +213,7 @@ class Queue:
         stop: int,
         max: int = READ_MESSAGES_MAX,  # noqa: A002
     ) -> list[Message]:
-        """Messages of a physical queue with sequences from `start` to below `stop`, leased or not. They have no
+        """Reads messages of a physical queue with sequences from `start` to below `stop`, leased or not. They have no
         receipts; `delete_below` deletes them."""
         messages: list[Message] = []
         while len(messages) < max and start < stop:
@@ -226,22 +226,23 @@ class Queue:
         return messages
 
     async def read_page(self, physical: int, start: int, stop: int) -> Page:
-        """As `read`, but as many as one reply has, and as bytes: for programs that read millions of messages."""
+        """Reads messages as `read` does, but only one reply of them, as bytes: for programs that read millions."""
         arguments = {"physical": physical, "from": start, "to": stop, "max": READ_MESSAGES_MAX}
         page: Page = decode_body(await self._requests.call("read_page", self.name, arguments), Page)
         return page
 
     async def delete_below(self, physical: int, sequence: int) -> int:
-        """Deletes what lies below a sequence; how many. Again, it deletes nothing."""
+        """Deletes the messages below a sequence and returns how many. Repeating the call is harmless."""
         arguments = {"physical": physical, "sequence": sequence}
         return _count(await self._requests.call("delete_below", self.name, arguments))
 
-    # Inside.
+    # Internals.
 
     async def _enqueue(self, body: bytes, deadline_s: float) -> Enqueued:
-        """Its messages have names, or it has a number: what is tried again is kept once."""
+        """Sends an encoded Enqueue and retries until the deadline. Retrying is safe: its messages or the batch itself
+        are numbered, so the queue keeps them once."""
         loop = asyncio.get_running_loop()
-        pace = RetryPace(random.random)
+        pace = RetryPace()
         while True:
             try:
                 enqueued: Enqueued = decode_body(await self._requests.enqueue(body), Enqueued)
@@ -253,7 +254,7 @@ class Queue:
                 await asyncio.sleep(wait_s)
 
     def _parts(self, messages: Sequence[NewMessage]) -> list[bytes]:
-        """The messages, named and encoded, in bodies that the broker takes as one frame."""
+        """Returns Enqueue bodies with the messages, named and encoded, each small enough for one frame."""
         room = self._room()
         parts: list[list[bytes]] = [[]]
         size = 0
@@ -263,18 +264,19 @@ class Queue:
                 raise QueueError(
                     "Q905",
                     f"message [{index}] has {len(encoded)} bytes",
-                    f"send at most {MESSAGE_BYTES_MAX}, or the address of where it lies",
+                    f"send at most {MESSAGE_BYTES_MAX}, or the address of a larger object",
                 )
             if size + len(encoded) > room or len(parts[-1]) == BATCH_MESSAGES_MAX:
                 parts.append([])
                 size = 0
             parts[-1].append(encoded)
             size += len(encoded)
+        # A MessagePack map of two fields, written by hand because the messages are already encoded.
         head = b"\x82" + _encode("queue") + _encode(self.name) + _encode("messages")
         return [head + join_maps(part) for part in parts]
 
     def _room(self) -> int:
-        """Bytes that the messages of one Enqueue may have."""
+        """Returns how many bytes the messages of one Enqueue may have."""
         return self._requests.frame_bytes_max - _ENQUEUE_BYTES - len(self.name.encode())
 
     def _named(self, message: NewMessage) -> NewMessage:
@@ -289,7 +291,7 @@ def _encode_body(body: Any) -> msgspec.Raw:
         return msgspec.Raw(_encode(body))
     except (TypeError, OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise QueueError(
-            "Q911", f"{body!r:.40} cannot be written as MessagePack: {error}", "put maps, lists, texts, numbers, bytes"
+            "Q911", f"{body!r:.40} cannot be written as MessagePack: {error}", "use maps, lists, texts, numbers, bytes"
         ) from error
 
 

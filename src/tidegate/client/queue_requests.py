@@ -1,14 +1,14 @@
-"""Queue requests of a connection, over a link of their own: each has a number, and waits here for its one answer.
+"""Queue requests of a connection, over their own link. Each has a number and waits here for its one answer.
 
-When the link breaks, what is open is sent again under the same numbers once it is back. That is safe for every kind: an
-enqueue's messages are named by device and sequence, or all together by a number, and the broker keeps them once; a
-delete finds its message gone; a dequeue has leased nothing that this program has seen.
+When the link reconnects, pending requests are sent again under the same numbers. That is safe for every kind. Messages
+of an enqueue are identified by device and sequence, or all together by a batch number, so the broker keeps them once.
+A repeated delete finds its message gone. A dequeue has leased nothing that this program has seen.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -19,27 +19,27 @@ from tidegate.errors import TidegateError
 from tidegate.frames import FRAME_BYTES_MAX, LONG_FRAME_BYTES, ErrorBody, Kind, Welcome, decode_body, encode_frame
 from tidegate.messages import Dequeue, Leased, QueueCall, Settle, Settled
 
-# A receipt has about thirty bytes; so many stay below any broker's frame_bytes_max.
+# A receipt has about thirty bytes; this many stay below any broker's frame_bytes_max.
 SETTLE_RECEIPTS_MAX: Final = 4000
 SHUTTING_DOWN: Final = "U702"
 
 
 @dataclass(slots=True)
 class _Request:
-    """`encode` makes its frame, each time that it is sent."""
+    """A pending request. `encode` returns its frame, anew each time that it is sent."""
 
     encode: Callable[[], bytes]
     answer: asyncio.Future[memoryview]
 
 
 class Consumer(Protocol):
-    """Whoever has leased messages, and gives them back when the connection ends."""
+    """A loop or subscription that holds leases, and returns them when the connection ends."""
 
-    def finish(self) -> Awaitable[None]: ...
+    async def finish(self) -> None: ...
 
 
 class QueueRequests:
-    """`name` is this connection's own as a device: messages that have no other are numbered under it."""
+    """All queue requests of a connection. Messages without a device are numbered under `name`, the connection's own."""
 
     def __init__(self, options: LinkOptions, name: str, tasks: asyncio.TaskGroup) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class QueueRequests:
         self._next_number = 1
         self._next_sequence = 1
         self._open: dict[int, _Request] = {}
-        # Dequeues that nobody waits for any more, and their queues: what they bring is given back.
+        # Cancelled dequeues and their queues. Messages that still arrive for them are returned to the queue.
         self._cancelled: dict[int, str] = {}
         self._window_bytes = FRAME_BYTES_MAX
         self._enqueued_bytes = 0
@@ -64,10 +64,10 @@ class QueueRequests:
         self._next_sequence += 1
         return self._next_sequence - 1
 
-    # Asking.
+    # Requests.
 
-    async def up(self) -> None:
-        """The link is opened by whoever needs it first; the others wait for that."""
+    async def wait_until_up(self) -> None:
+        """Waits until the link is up. The first caller opens it; concurrent callers wait for that."""
         if self._is_closed:
             raise not_open()
         if not self._is_up:
@@ -77,7 +77,7 @@ class QueueRequests:
                     self._is_up = True
 
     async def call(self, action: str, name: str, arguments: dict[str, Any] | None = None) -> memoryview:
-        """Everything about queues that is not in the hot path."""
+        """Sends a queue request outside the hot path and returns its reply."""
         return await self._ask(Kind.QUEUE_CALL, QueueCall(action, name, arguments or {}))
 
     async def settle(self, queue: str, action: str, receipts: list[str], **seconds: float) -> Settled:
@@ -89,8 +89,8 @@ class QueueRequests:
         return Settled(done, stale)
 
     async def enqueue(self, body: bytes) -> memoryview:
-        """Sends an Enqueue that is encoded already. No more is under way than the broker's window: it slows its callers
-        to the speed of the broker's disk."""
+        """Sends an encoded Enqueue and returns its reply. Waits while the broker's window of bytes in flight is full,
+        which slows producers to the speed of the broker's disk."""
         while not self._has_room.is_set():
             await self._has_room.wait()
         self._count_enqueued(len(body))
@@ -100,8 +100,8 @@ class QueueRequests:
             self._count_enqueued(-len(body))
 
     async def dequeue(self, wanted: Dequeue) -> memoryview:
-        """What is sent again after a reconnection waits for what is left of the time."""
-        await self.up()
+        """Sends a dequeue and returns its reply. After a reconnection it waits only for the rest of `wait_s`."""
+        await self.wait_until_up()
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wanted.wait_s
         number = self._take_number()
@@ -120,8 +120,10 @@ class QueueRequests:
             del self._open[number]
 
     async def finish(self) -> None:
-        """Consumers that were not left give their messages back."""
-        await asyncio.gather(*(consumer.finish() for consumer in list(self.consumers)))
+        """Ends all unfinished consumers, which return their messages."""
+        async with asyncio.TaskGroup() as tasks:
+            for consumer in list(self.consumers):
+                tasks.create_task(consumer.finish())
 
     def close(self) -> None:
         self._is_closed = True
@@ -144,29 +146,30 @@ class QueueRequests:
                 self._give_back(queue, decode_body(body, list[Leased]))
         elif (request := self._open.get(sequence)) is not None and not request.answer.done():
             if kind == Kind.REPLY:
-                # A short answer must not keep all alive that was read together with it.
+                # A view would keep the whole read buffer alive: short answers are copied out of it.
                 request.answer.set_result(body if len(body) >= LONG_FRAME_BYTES else memoryview(bytes(body)))
             elif kind == Kind.FAILED:
                 error: ErrorBody = decode_body(body, ErrorBody)
-                if error.code != SHUTTING_DOWN:  # the next broker, or this one when it is back, is asked again
+                # A request that a stopping broker refuses stays pending: it is sent again after the reconnection.
+                if error.code != SHUTTING_DOWN:
                     request.answer.set_exception(to_exception(error))
 
     def on_failed(self, error: TidegateError) -> None:
-        """The link has ended for good; the next request begins a new one."""
+        """Fails all requests after a final error of the link. The next request opens the link again."""
         self._is_up = False
         self._fail_all(error)
 
     def on_writable(self) -> None:
-        """What is under way is bounded; nothing waits for this."""
+        """Does nothing: the bytes in flight are bounded by the window, so no request waits for the transport."""
 
-    # Inside.
+    # Internals.
 
     def _take_number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
 
     async def _ask(self, kind: Kind, body: Any) -> memoryview:
-        await self.up()
+        await self.wait_until_up()
         number = self._take_number()
         frame = encode_frame(kind, body, number)
         try:
@@ -184,7 +187,7 @@ class QueueRequests:
         return answer
 
     def _abandon(self, number: int, queue: str, answer: asyncio.Future[memoryview]) -> None:
-        """Nobody waits for a dequeue any more: not for its answer, should it be on its way or here already."""
+        """Cancels a dequeue. Returns its messages to the queue, now or when they arrive."""
         if answer.done() and not answer.cancelled():
             if answer.exception() is None:
                 self._give_back(queue, decode_body(answer.result(), list[Leased]))
@@ -200,7 +203,7 @@ class QueueRequests:
             self._has_room.clear()
 
     def _give_back(self, queue: str, leased: list[Leased]) -> None:
-        """Nobody waits for the answer; when it is lost, the leases end by themselves."""
+        """Returns messages to their queue without waiting for the answer. If the request is lost, the leases expire."""
         if leased:
             settle = Settle(queue, "return", [message.receipt for message in leased])
             self._link.write(encode_frame(Kind.SETTLE, settle, self._take_number()))

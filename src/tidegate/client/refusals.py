@@ -1,11 +1,10 @@
-"""A call that blocks, made again while the broker refuses it for lack of room: by the backoff of active control.
+"""Retries a blocking call while an overloaded broker refuses it, with the backoff of active control.
 
-What may go wrong: the broker has no room for as long as the caller has patience. Then its refusal is raised.
+What may go wrong: the broker stays overloaded for longer than the caller will wait. Then its refusal is raised.
 """
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,8 +16,9 @@ T = TypeVar("T")
 
 
 def until_accepted(call: Callable[[], T], wait_s: float) -> T:
-    """Nothing of a refused call may have been done. With a `wait_s` of 0 it is made once."""
-    pace, deadline_s = RetryPace(random.random), time.monotonic() + wait_s
+    """Returns the result of `call`, and retries it for up to `wait_s` if it is refused; 0 means no retry. A refused
+    call must have had no effect."""
+    pace, deadline_s = RetryPace(), time.monotonic() + wait_s
     while True:
         try:
             return call()

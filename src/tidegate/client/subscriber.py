@@ -1,23 +1,23 @@
-"""Subscribing: an async iterator of deliveries for each filter, over one link.
+"""Subscribing: an async iterator of deliveries for each filter, all over one link.
 
-Deliveries wait here until the program takes them, a bounded number for each subscription; past it the link is not
-read, and the broker's policy decides. After a reconnection every subscription is made again, and what a restarted
-broker delivers a second time is dropped by publisher and sequence.
+Deliveries wait here until the program takes them. At a bounded number for any subscription the link stops reading, and
+the broker applies the policy of the subscription. After a reconnection all subscriptions are made again. Deliveries
+that a restarted broker repeats are dropped by publisher and sequence.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import msgspec
 
 from tidegate.client.link import Link, LinkOptions, not_open, to_exception
+from tidegate.client.stream import PushedStream
 from tidegate.errors import FilterError, TidegateError
 from tidegate.filters import Filter
 from tidegate.frames import (
@@ -39,11 +39,11 @@ PUBLISHERS_REMEMBERED_MAX: Final = 100_000
 
 
 class Delivery(Delivered, gc=False):
-    """A notification as it reached a subscription: decoded in one step with the frame that brought it.
+    """A notification as a subscription receives it, decoded in one step with its frame.
 
-    `missed` counts the deliveries that were lost just before it, because this program was slow and its policy is
-    drop-oldest. `reconnected` is true for the first delivery after a reconnection: what was published meanwhile to a
-    broker that was up is lost to this subscription."""
+    `missed` counts the deliveries dropped just before it, because this program was slow and its policy is drop-oldest.
+    `reconnected` is true for the first delivery after a reconnection: the subscription has missed what other clients
+    published to the broker meanwhile."""
 
     publisher: str = ""
     missed: int = 0
@@ -59,7 +59,7 @@ _decode_deliver: Final = msgspec.msgpack.Decoder(tuple[str, list[Delivery]]).dec
 
 @dataclass(frozen=True)
 class WantedFilter:
-    """A filter, and the text and context that it was made of; without a text it names no context."""
+    """A filter with the text and the context that it was parsed from. Without a text, it has no context."""
 
     filter: Filter
     text: str = ""
@@ -73,7 +73,9 @@ class WantedFilter:
 
     def rebound(self, values: Mapping[str, Value]) -> WantedFilter:
         if not self.text:
-            raise FilterError("F125", "the filter was not given as a text", "subscribe with a text that has $names")
+            raise FilterError(
+                "F125", "the filter was not given as a text", "subscribe with a text that contains $names"
+            )
         context = {**self.context, **values}
         return WantedFilter(Filter.parse(self.text, context), self.text, context)
 
@@ -86,21 +88,17 @@ class SubscriptionStatistics:
     waiting: int
 
 
-class Subscription:
-    """`async for delivery in subscription`. Use it in `async with` to know that it is live before you go on."""
+class Subscription(PushedStream[Delivery]):
+    """`async for delivery in subscription`. `async with` waits until the subscription is live."""
 
     def __init__(self, subscriber: Subscriber, number: int, wanted: WantedFilter, policy: str) -> None:
+        super().__init__(WAITING_MAX)
         self.policy = policy
         self._wanted = wanted
         self._subscriber = subscriber
         self._number = number
-        self._waiting: deque[Delivery] = deque()
-        self._wake = asyncio.Event()
         self._ready: asyncio.Future[None] | None = None
         self._rebinding: deque[asyncio.Future[None]] = deque()
-        self._error: TidegateError | None = None
-        self._is_entered = False
-        self._is_closed = False
         self._last: OrderedDict[str, int] = OrderedDict()
         self._missed_before_next = 0
         self._has_reconnected = False
@@ -108,60 +106,23 @@ class Subscription:
         self._missed = 0
         self._doubled = 0
 
-    async def __aenter__(self) -> Self:
-        self._is_entered = True
-        await self._start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def __aiter__(self) -> AsyncIterator[Delivery]:
-        return self if self._is_entered else self._until_left()
-
-    async def __anext__(self) -> Delivery:
-        await self._wait_for_some()
-        delivery = self._waiting.popleft()
-        self._subscriber.took(self)
-        return delivery
-
-    async def _until_left(self) -> AsyncIterator[Delivery]:
-        """Without `async with`, whoever leaves the loop leaves the subscription: nobody would take its deliveries, and
-        they would fill the link that it shares with others."""
-        try:
-            while True:
-                yield await anext(self)
-        except StopAsyncIteration:
-            return
-        finally:
-            self.close()
-
     async def take(self) -> list[Delivery]:
-        """All deliveries that wait, at least one: for programs that work in batches. StopAsyncIteration when closed."""
+        """Waits for deliveries and returns all of them, at least one. Raises StopAsyncIteration if closed."""
         await self._wait_for_some()
         deliveries = list(self._waiting)
         self._waiting.clear()
-        self._subscriber.took(self)
+        self._on_taken()
         return deliveries
-
-    def close(self) -> None:
-        """Ends it at the broker; iteration stops when what waits is taken."""
-        if not self._is_closed:
-            self._is_closed = True
-            self._wake.set()
-            self._fail_waiting(not_open())
-            self._subscriber.ended(self._number)
 
     @property
     def filter(self) -> Filter:
-        """As the broker has it: with the values of the context."""
+        """The filter as the broker has it, with the values of the context."""
         return self._wanted.filter
 
     async def context(self, **values: Value) -> None:
-        """The subscriber is somewhere else: values that its filter names by $name are others now. When this returns,
-        everything that is published is matched by the new ones; nothing falls between the old and the new."""
+        """Replaces values for $name in the filter, for example when the subscriber has moved. Once this returns, all
+        later notifications are matched by the new values. No notification is lost between the old filter and the new
+        one."""
         self._wanted = self._wanted.rebound(values)
         await self._start()
         rebound = asyncio.get_running_loop().create_future()
@@ -172,9 +133,8 @@ class Subscription:
     def statistics(self) -> SubscriptionStatistics:
         return SubscriptionStatistics(self._received, self._missed, self._doubled, len(self._waiting))
 
-    @property
-    def is_behind(self) -> bool:
-        return len(self._waiting) >= WAITING_MAX
+    async def _enter(self) -> None:
+        await self._start()
 
     async def _start(self) -> None:
         if self._ready is None:
@@ -182,17 +142,12 @@ class Subscription:
             await self._subscriber.begin(self._number, self)
         await asyncio.shield(self._ready)
 
-    async def _wait_for_some(self) -> None:
-        if self._waiting:
-            return
-        await self._start()
-        while not self._waiting:
-            if self._error is not None:
-                raise self._error
-            if self._is_closed:
-                raise StopAsyncIteration
-            self._wake.clear()
-            await self._wake.wait()
+    def _on_taken(self) -> None:
+        self._subscriber.on_taken(self)
+
+    def _on_closed(self) -> None:
+        self._fail_waiting(not_open())
+        self._subscriber.ended(self._number)
 
     # The subscriber calls these.
 
@@ -200,7 +155,7 @@ class Subscription:
         return Subscribe(self._number, self.filter.text, self.policy)
 
     def on_ready(self) -> None:
-        """After a reconnection with the newest filter, so that nobody waits for another any more."""
+        """Completes the start and all pending changes of context: SUBSCRIBE always carries the newest filter."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
         while self._rebinding:
@@ -211,7 +166,7 @@ class Subscription:
             self._rebinding.popleft().set_result(None)
 
     def on_reconnected(self) -> None:
-        """If it was live before, what was published meanwhile is lost to it."""
+        """Marks the next delivery as `reconnected` if the subscription was live before."""
         self._has_reconnected |= self._ready is not None and self._ready.done()
 
     def on_gap(self, missed: int) -> None:
@@ -219,7 +174,7 @@ class Subscription:
         self._missed += missed
 
     def on_deliveries(self, publisher: str, deliveries: list[Delivery]) -> None:
-        """Deliveries of one publisher, in its order."""
+        """Takes in deliveries of one publisher, in its order, and drops those already received."""
         last = self._last.get(publisher, 0)
         fresh = deliveries
         if deliveries[0].sequence <= last:
@@ -227,22 +182,18 @@ class Subscription:
             self._doubled += len(deliveries) - len(fresh)
             if not fresh:
                 return
-        self._last[publisher] = fresh[-1].sequence
-        if len(self._last) > PUBLISHERS_REMEMBERED_MAX:
-            self._last.popitem(last=False)
+        remember(self._last, publisher, fresh[-1].sequence)
         self._received += len(fresh)
         fresh[0].missed, fresh[0].reconnected = self._missed_before_next, self._has_reconnected
         self._missed_before_next, self._has_reconnected = 0, False
-        self._waiting.extend(fresh)
-        self._wake.set()
+        self._add(fresh)
 
     def on_failed(self, error: TidegateError) -> None:
-        self._error = error
-        self._wake.set()
+        self._fail(error)
         self._fail_waiting(error)
 
     def _fail_waiting(self, error: TidegateError) -> None:
-        """Whoever waits for the broker's word on this subscription."""
+        """Fails the calls that wait for the broker to confirm this subscription or its new filter."""
         if self._ready is not None and not self._ready.done():
             self._ready.set_exception(error)
         while self._rebinding:
@@ -250,7 +201,7 @@ class Subscription:
 
 
 class Subscriber:
-    """All subscriptions of a connection."""
+    """All subscriptions of a connection, and the link that they share."""
 
     def __init__(self, options: LinkOptions, tasks: asyncio.TaskGroup) -> None:
         self._link = Link(options, "", self)
@@ -268,28 +219,28 @@ class Subscriber:
         return Subscription(self, number, wanted, policy)
 
     def rebind(self, rebind: Rebind) -> None:
-        """While the link is down nothing is sent: the subscription is made again with its newest filter."""
+        """Sends a new filter. While the link is down nothing is sent: a reconnection sends the newest filter."""
         self._link.write(encode_frame(Kind.REBIND, rebind))
 
     async def begin(self, number: int, subscription: Subscription) -> None:
-        await self._up()
+        await self._wait_until_up()
         self._subscriptions[number] = subscription
         self._link.write(encode_frame(Kind.SUBSCRIBE, subscription.request()))
 
     def ended(self, number: int) -> None:
         if self._subscriptions.pop(number, None) is not None:
             self._link.write(encode_frame(Kind.UNSUBSCRIBE, Unsubscribe(number)))
-            self._read_on(number)
+            self._resume_reading(number)
 
-    def took(self, subscription: Subscription) -> None:
-        """The program has taken deliveries: read on when none of its subscriptions is behind."""
+    def on_taken(self, subscription: Subscription) -> None:
+        """Notes that the program has taken deliveries. Resumes reading if no subscription is behind any more."""
         if self._behind and not subscription.is_behind:
             for number in [n for n in self._behind if not self._is_behind(n)]:
-                self._read_on(number)
+                self._resume_reading(number)
 
     async def status(self) -> dict[str, Any]:
-        """The broker's own account of its layers and load."""
-        await self._up()
+        """Returns the broker's report on its layers and load. Concurrent calls share one request."""
+        await self._wait_until_up()
         if self._status is None:
             self._status = asyncio.get_running_loop().create_future()
             self._link.write(encode_frame(Kind.STATUS))
@@ -331,7 +282,7 @@ class Subscriber:
                     self._status = None
 
     def on_failed(self, error: TidegateError) -> None:
-        """The link has ended for good; the next subscription begins a new one."""
+        """Fails all subscriptions after a final error of the link. The next subscription opens the link again."""
         self._is_up = False
         for subscription in self._subscriptions.values():
             subscription.on_failed(error)
@@ -342,12 +293,12 @@ class Subscriber:
             self._status = None
 
     def on_writable(self) -> None:
-        """A subscriber writes little; nothing waits for this."""
+        """Does nothing: a subscriber writes so little that it never waits for the transport."""
 
-    # Inside.
+    # Internals.
 
-    async def _up(self) -> None:
-        """The link is opened by whoever needs it first; the others wait for that."""
+    async def _wait_until_up(self) -> None:
+        """Waits until the link is up. The first caller opens it; concurrent callers wait for that."""
         async with self._opening:
             if not self._is_up:
                 await self._link.start(self._tasks)
@@ -373,14 +324,21 @@ class Subscriber:
         subscription = self._subscriptions.get(number)
         return subscription is not None and subscription.is_behind
 
-    def _read_on(self, number: int) -> None:
+    def _resume_reading(self, number: int) -> None:
         self._behind.discard(number)
         if not self._behind:
             self._link.resume_reading()
 
 
+def remember(last: OrderedDict[str, int], publisher: str, sequence: int) -> None:
+    """Notes the last sequence of a publisher. At the bound, the earliest publisher is forgotten."""
+    last[publisher] = sequence
+    if len(last) > PUBLISHERS_REMEMBERED_MAX:
+        last.popitem(last=False)
+
+
 def by_subscription(deliveries: list[Delivery]) -> dict[int, list[Delivery]]:
-    """Each subscription's own deliveries, in order. Most often all are for one, which then gets the list as it came."""
+    """Groups deliveries by subscription, in order. Usually all are for one, which gets the list itself."""
     addressed = {delivery.subscriptions for delivery in deliveries}
     if len(addressed) == 1 and isinstance(number := addressed.pop(), int):
         return {number: deliveries}
@@ -388,6 +346,6 @@ def by_subscription(deliveries: list[Delivery]) -> dict[int, list[Delivery]]:
     for delivery in deliveries:
         numbers = delivery.subscriptions
         for number in (numbers,) if isinstance(numbers, int) else numbers:
-            # A copy, for each subscription marks its own with what was missed before it.
+            # A copy, because each subscription sets `missed` and `reconnected` on its own deliveries.
             mine.setdefault(number, []).append(copy(delivery))
     return mine

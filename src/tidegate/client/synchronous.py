@@ -1,4 +1,4 @@
-"""The client for programs without an event loop: the same calls, blocking. A thin face over one loop in a thread."""
+"""The client for programs without an event loop: the same calls, blocking. A thin layer over one loop in a thread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import contextlib
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import msgspec
 
@@ -18,7 +18,8 @@ from tidegate.client.control import Control
 from tidegate.client.durable import DurableSubscription
 from tidegate.client.link import not_open
 from tidegate.client.message import Message
-from tidegate.client.persistent_query import Change, PersistentQuery, PersistentQueryStatistics
+from tidegate.client.persistent_query import PersistentQuery, PersistentQueryStatistics
+from tidegate.client.persistent_result import Change
 from tidegate.client.queue import READ_MESSAGES_MAX, Queue
 from tidegate.client.subscriber import Delivery, Subscription
 from tidegate.errors import Unavailable
@@ -27,20 +28,21 @@ from tidegate.messages import Enqueued, Level, NewMessage, Settled
 from tidegate.notification import Value
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Subscription | DurableSubscription | PersistentQuery)
 
 
 def connect_sync(address: str = DEFAULT_ADDRESS, **options: Any) -> SyncConnection:
-    """As `connect`, with the same options, for use in a plain `with`."""
+    """Returns a blocking connection, for use in a plain `with`. The options are those of `connect`."""
     return SyncConnection(connect(address, **options))
 
 
 class _Abandoned(Exception):
-    """The block ended with an error: nothing more is waited for."""
+    """Ends the connection without waiting for acknowledgements, because the block ended with an error."""
 
 
 class SyncConnection:
-    """Calls may come from any thread; each blocks until its answer is there. `call` runs what has no method here on
-    `connection`."""
+    """A blocking connection. Any thread may call it; each call blocks until its answer arrives. For methods of
+    `connection` that are missing here, use `call`."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -91,12 +93,15 @@ class SyncConnection:
         name: str = "",
         policy: str = "",
         context: Mapping[str, Value] | None = None,
+        expires_s: float | None = None,
     ) -> SyncSubscription:
-        """An iterator of deliveries; live when this returns. With a name it is durable."""
+        """Returns an iterator of deliveries, whose subscription is live. With a name it is durable."""
 
         async def begin() -> Subscription | DurableSubscription:
             given = (("name", name), ("policy", policy), ("context", context))
             options: dict[str, Any] = {key: value for key, value in given if value}
+            if expires_s is not None:
+                options["expires_s"] = expires_s
             subscription: Subscription | DurableSubscription
             subscription = self.connection.subscribe(subscription_filter, **options)
             return await subscription.__aenter__()
@@ -106,7 +111,7 @@ class SyncConnection:
     def persistent_query(
         self, question: str | Filter, *, address: str = "", control: Control | None = None
     ) -> SyncPersistentQuery:
-        """An iterator of changes; open when this returns."""
+        """Returns an iterator of changes, whose query is open."""
 
         async def begin() -> PersistentQuery:
             query = self.connection.persistent_query(question, address=address, control=control)
@@ -130,7 +135,7 @@ class SyncConnection:
         return self.call(self.connection.status())
 
     async def _live(self, is_open: concurrent.futures.Future[None]) -> None:
-        """The connection lives in one task, as its task group demands."""
+        """Holds the connection open. One task must enter and exit it, as its task group requires."""
         with contextlib.suppress(_Abandoned):
             async with self.connection:
                 is_open.set_result(None)
@@ -139,23 +144,23 @@ class SyncConnection:
                     raise _Abandoned
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs it on the connection's loop; any thread may ask."""
+        """Runs a coroutine on the connection's loop and returns its result. Any thread may call this."""
         return self.start(coroutine).result()
 
     def start(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """As `call`, but does not wait for it."""
+        """Starts a coroutine on the connection's loop and returns its future."""
         if self._loop is None:
             coroutine.close()
             raise not_open()
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
 
-class SyncSubscription:
-    """Iterates over deliveries as they come; `close`, from another thread, ends the iteration."""
+class _SyncStream(Generic[S]):
+    """A blocking stream. `close`, called from another thread, ends the iteration."""
 
-    def __init__(self, connection: SyncConnection, subscription: Subscription | DurableSubscription) -> None:
+    def __init__(self, connection: SyncConnection, stream: S) -> None:
         self._connection = connection
-        self._subscription = subscription
+        self._stream = stream
 
     def __enter__(self) -> Self:
         return self
@@ -165,70 +170,55 @@ class SyncSubscription:
     ) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[Delivery]:
-        while True:
-            try:
-                yield from self._connection.call(self._subscription.take())
-            except StopAsyncIteration:
-                return
-
-    def take(self, timeout_s: float | None = None) -> list[Delivery]:
-        """All deliveries that wait, at least one; TimeoutError when none comes in time."""
-
-        async def within() -> list[Delivery]:
-            async with asyncio.timeout(timeout_s):
-                return await self._subscription.take()
-
-        return self._connection.call(within())
-
-    def context(self, **values: Value) -> None:
-        """As `Subscription.context`; a durable subscription has none."""
-        assert isinstance(self._subscription, Subscription)
-        self._connection.call(self._subscription.context(**values))
-
     def close(self) -> None:
         async def close() -> None:
-            self._subscription.close()
+            self._stream.close()
 
         with contextlib.suppress(Unavailable):  # the end of the connection has closed it already
             self._connection.call(close())
 
 
-class SyncPersistentQuery:
-    """Iterates over changes as they come; `close`, from another thread, ends the iteration. Checks go on meanwhile."""
+class SyncSubscription(_SyncStream[Subscription | DurableSubscription]):
+    """Iterates over deliveries as they arrive."""
 
-    def __init__(self, connection: SyncConnection, query: PersistentQuery) -> None:
-        self._connection = connection
-        self._query = query
+    def __iter__(self) -> Iterator[Delivery]:
+        while True:
+            try:
+                yield from self._connection.call(self._stream.take())
+            except StopAsyncIteration:
+                return
 
-    def __enter__(self) -> Self:
-        return self
+    def take(self, timeout_s: float | None = None) -> list[Delivery]:
+        """Waits for deliveries and returns all of them, at least one. Raises TimeoutError if none arrives in time."""
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        async def within() -> list[Delivery]:
+            async with asyncio.timeout(timeout_s):
+                return await self._stream.take()
+
+        return self._connection.call(within())
+
+    def context(self, **values: Value) -> None:
+        """Replaces values as `Subscription.context` does. Durable subscriptions have no context."""
+        assert isinstance(self._stream, Subscription)
+        self._connection.call(self._stream.context(**values))
+
+
+class SyncPersistentQuery(_SyncStream[PersistentQuery]):
+    """Iterates over changes as they arrive, while checks continue in the background."""
 
     def __iter__(self) -> Iterator[Change]:
         async def take() -> Change | None:
-            return await anext(self._query, None)
+            return await anext(self._stream, None)
 
         while (change := self._connection.call(take())) is not None:
             yield change
 
     def statistics(self) -> PersistentQueryStatistics:
-        return self._query.statistics()
-
-    def close(self) -> None:
-        async def close() -> None:
-            self._query.close()
-
-        with contextlib.suppress(Unavailable):  # the end of the connection has closed it already
-            self._connection.call(close())
+        return self._stream.statistics()
 
 
 class SyncQueue:
-    """As `Queue`, blocking. The message of a loop that is left early is delivered again."""
+    """A blocking `Queue`. If a loop is left early, its last message is delivered again."""
 
     def __init__(self, connection: SyncConnection, queue: Queue) -> None:
         self.name = queue.name
@@ -288,5 +278,5 @@ class SyncQueue:
             while True:
                 yield self._connection.call(messages.__anext__())
         finally:
-            with contextlib.suppress(Unavailable):  # the end of the connection has given them back already
+            with contextlib.suppress(Unavailable):  # the end of the connection has already returned them
                 self._connection.call(messages.finish())

@@ -1,7 +1,8 @@
-"""A WebSocket of a client, on the streams of asyncio: texts both ways, after RFC 6455, without extensions.
+"""A client's WebSocket over asyncio streams: text messages in both directions, by RFC 6455, without extensions.
 
-One task reads and another may write meanwhile; pings are answered while it is read. What may go wrong: nobody answers
-(U701), the broker refuses, which is its own error, and the connection is lost or breaks the protocol (U704).
+One task may read while another writes. Pings are answered only while the socket is being read. What may go wrong:
+nothing answers (U701), the broker refuses with its own error, or the connection is lost or violates the protocol
+(U704).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidegate.frames import ErrorBody
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024
 HEAD_BYTES_MAX: Final = 64 * 1024
-GOING_FOR_GOOD: Final = 1000
+NORMAL_CLOSURE: Final = 1000
 _MAGIC: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _CONTINUATION, _TEXT, _CLOSE, _PING, _PONG = 0x0, 0x1, 0x8, 0x9, 0xA
 _END, _MASKED = 0x80, 0x80
@@ -40,10 +41,10 @@ class WebSocket:
 
     @classmethod
     async def connect(cls, address: str, target: str, token: str = "", tls: ssl.SSLContext | None = None) -> WebSocket:
-        """To `address`, such as http://127.0.0.1:7271, and there to `target`, a path with its query."""
+        """Connects to `target`, a path with its query, at `address`, such as http://127.0.0.1:7271."""
         parts = urlsplit(address)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise ConfigError("C411", f"{address!r} is no address of HTTP", "write it as http://127.0.0.1:7271")
+            raise ConfigError("C411", f"{address!r} is not an HTTP address", "write it as http://127.0.0.1:7271")
         context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
         port = parts.port or (443 if context else 80)
         try:
@@ -63,12 +64,12 @@ class WebSocket:
         self._send(_TEXT, text)
 
     async def receive(self) -> bytes:
-        """The next text. Unavailable when the broker closes."""
+        """Returns the next text. Raises Unavailable if the broker closes the connection."""
         parts: list[bytes] = []
         while True:
             is_last, kind, body = await self._read_frame()
             if kind == _CLOSE:
-                raise lost("the broker closes it")
+                raise lost("the broker closed it")
             if kind == _PING:
                 self._send(_PONG, body)
             elif kind in (_TEXT, _CONTINUATION):
@@ -78,10 +79,10 @@ class WebSocket:
                 if is_last:
                     return b"".join(parts)
 
-    def close(self, *, is_for_good: bool) -> None:
-        """A peer that goes without a word may come back."""
-        if is_for_good and not self._writer.is_closing():
-            self._send(_CLOSE, struct.pack("!H", GOING_FOR_GOOD))
+    def close(self, *, is_final: bool) -> None:
+        """Closes the socket. Without a close frame the broker keeps the subscription, so a client can resume it."""
+        if is_final and not self._writer.is_closing():
+            self._send(_CLOSE, struct.pack("!H", NORMAL_CLOSURE))
             self._writer.close()
         else:
             self._writer.transport.abort()
@@ -95,13 +96,13 @@ class WebSocket:
             elif size == 127:
                 (size,) = struct.unpack("!Q", await self._reader.readexactly(8))
             if second & _MASKED or size > MESSAGE_BYTES_MAX:
-                raise lost("it breaks the protocol of WebSockets")
+                raise lost("the broker violated the WebSocket protocol")
             return bool(first & _END), first & 0x0F, await self._reader.readexactly(size)
         except (OSError, asyncio.IncompleteReadError) as error:
             raise lost(str(error)) from error
 
     def _send(self, kind: int, body: bytes) -> None:
-        """The mask is demanded of clients; it is against proxies that guess, and hides nothing."""
+        """Sends one frame, masked as the protocol requires of clients. The mask protects proxies; it hides nothing."""
         mask = os.urandom(4)
         size = len(body)
         head = struct.pack("!BB", _END | kind, _MASKED | size) if size < 126 else b""
@@ -138,15 +139,17 @@ async def _shake_hands(
         raise lost(str(error)) from error
     expected = base64.b64encode(hashlib.sha1(key + _MAGIC, usedforsecurity=False).digest()).decode()
     if values.get("sec-websocket-accept") != expected:
-        raise lost("no WebSocket is there")
+        raise lost("the peer is not a WebSocket server")
 
 
 def _refused(status: str, body: bytes) -> TidegateError:
     try:
         return to_exception(msgspec.json.decode(body, type=_Refusal).error)
     except msgspec.MsgspecError:
-        return Unavailable("U701", f"the address answers {status or 'something else'}", "is it the HTTP of a broker?")
+        return Unavailable(
+            "U701", f"the address answers {status or 'in another protocol'}", "check that it is a broker's HTTP address"
+        )
 
 
 def lost(why: str) -> Unavailable:
-    return Unavailable("U704", f"the connection was lost ({why})", "it is tried again")
+    return Unavailable("U704", f"the connection was lost ({why})", "the client reconnects by itself")

@@ -1,2 +1,2 @@
-"""Layers in processes of their own: a directory of who lives where, a coordinator, and slices, held together by
-ZooKeeper."""
+"""A cluster runs the layers in processes of their own: a directory in ZooKeeper lists the live slices and their
+addresses, and a coordinator changes the configuration."""

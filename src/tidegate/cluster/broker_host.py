@@ -1,28 +1,29 @@
-"""A broker's place in a cluster: its Connection Points are here, the other layers in processes of their own."""
+"""A broker in a cluster: its Connection Points are in this process, the other layers in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import msgspec
 
+from tidegate.cluster.cluster_layers import ClusterLayers
 from tidegate.cluster.cluster_link import ClusterLink
-from tidegate.cluster.outcome import Outcome
-from tidegate.cluster.probe import Probe
-from tidegate.cluster.probed_host import ProbedHost
+from tidegate.hosts.embedded_host import BrokerHost
+from tidegate.hosts.load import LOAD_S, Delays, Rates, delay_counts, delay_summary, load_of
 from tidegate.layers.connection_point import Bounds
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs, Submit, SubmitAck
-from tidegate.layers.load import LOAD_S, Delays, Rates, delay_counts, load_of, shown_delays
+from tidegate.layers.session_events import Output
 from tidegate.layers.subscription_table import connection_point_number
 
 
-class ClusterHost(ProbedHost):
-    """What is not for a session or a slice here goes through the channels."""
+class ClusterHost(BrokerHost):
+    """Sends frames that are not for a slice of this process through the channels."""
 
     def __init__(self, numbers: tuple[int, int], link: ClusterLink, *arguments: Any) -> None:
         super().__init__(numbers, "", *arguments)
+        self.layers = ClusterLayers(link.directory)
         self._link = link
         self._next_report_s = 0.0
         self._loads: dict[str, Load] = {}
@@ -31,32 +32,33 @@ class ClusterHost(ProbedHost):
         self._submitted_s: dict[tuple[str, int], float] = {}
 
     def status(self) -> dict[str, Any]:
-        """With what all slices of the cluster do, as they said last."""
+        """Returns the configuration and its epoch, the rates of all slices of the cluster by their last two reports,
+        and the delays."""
         slices = {
             name: msgspec.structs.asdict(rates) | {"subscriptions": load.subscriptions}
             for name, load in sorted(self._loads.items())
             if (before := self._loads_before.get(name)) and (rates := Rates.between(before, load))
         }
-        delays_ms = shown_delays(delay_counts(self._loads_before, self._loads))
+        delays_ms = delay_summary(delay_counts(self._loads_before, self._loads))
         return self._link.status() | {"slices": slices, "delays_ms": delays_ms}
 
-    async def _change_layers(self, counts: Mapping[str, int], probe: Probe | None) -> Outcome:
-        return await self._link.change_layers(counts, probe)
-
     def tick(self) -> None:
-        """Now and then also tells the coordinator what this broker does, and asks what the others do."""
+        """Runs the periodic work. Every LOAD_S it also reports this broker's load to the coordinator, and asks for the
+        load of the other slices."""
         super().tick()
         if self._clock() >= self._next_report_s:
             self._next_report_s = self._clock() + LOAD_S
-            self._link.tell_leader(load_of(self.connection_point, self._delays, self.address))
-            self._link.tell_leader(AskLoads())
+            self._link.send_to_leader(load_of(self.connection_point, self._delays, self.address))
+            self._link.send_to_leader(AskLoads())
 
     def take_loads(self, loads: dict[str, Load]) -> None:
+        """Takes the last reports of all slices. It keeps each slice's previous report until a newer one arrives: rates
+        need two different reports."""
         changed = {name: load for name, load in self._loads.items() if loads.get(name) != load}
         self._loads_before = {name: self._loads_before.get(name, load) for name, load in self._loads.items()} | changed
         self._loads = loads
 
-    def carry(self, outputs: Outputs, source: str = "") -> None:
+    def carry(self, outputs: Sequence[Output], source: str = "") -> None:
         for _address, frame in outputs:
             if isinstance(frame, SubmitAck):
                 began_s = self._submitted_s.pop((frame.publisher, frame.last), None)
@@ -64,17 +66,15 @@ class ClusterHost(ProbedHost):
                     self._delays.add(self._clock() - began_s)
         super().carry(outputs, source)
 
-    def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:
-        if isinstance(address, str):
-            if isinstance(frame, Submit):
-                self._submitted_s.setdefault((frame.batch.publisher, frame.batch.last), self._clock())
-            self._link.send(source, address, frame)
-        else:
-            super()._hand_over(source, address, frame)
+    def _hand_over(self, source: str, address: str, frame: LayerFrame) -> None:
+        if isinstance(frame, Submit):
+            # A batch that is sent again after a crash keeps the time of its first attempt.
+            self._submitted_s.setdefault((frame.batch.publisher, frame.batch.last), self._clock())
+        self._link.send(source, address, frame)
 
 
 class BrokerLink:
-    """For use in `async with`: it has joined the cluster, and leaves it. `on_end` is told when the broker must end."""
+    """Joins a broker to the cluster; use it in `async with`. It calls `on_end` when the broker must end."""
 
     def __init__(self, address: str, bind: str) -> None:
         self.on_end: Callable[[Exception | None], None] | None = None

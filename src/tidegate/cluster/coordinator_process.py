@@ -1,7 +1,7 @@
-"""The coordinator as a process: watches who lives and what is wanted, and lets `Coordinator` bring one to the other.
+"""The coordinator as a process: compares live slices with the wanted counts, and has `Coordinator` make the changes.
 
-Several may run; ZooKeeper lets one of them lead, and another takes over when that one ends. It learns of a death from
-ZooKeeper, when a session has expired, and at once from a channel that has broken, its own or a slice's.
+Several may run; ZooKeeper lets one of them lead, and another takes over when the leader ends. The leader learns of a
+death from ZooKeeper when a session expires, or at once from a broken channel, its own or a slice's.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ import os
 import secrets
 import signal
 import time
+from collections.abc import Sequence
 from typing import Final
 
-from tidegate.cluster.directory import Directory, Leader, Wanted
+from tidegate.cluster.channels import Channels
+from tidegate.cluster.cluster_link import REGISTRY
+from tidegate.cluster.directory import Directory, Leader
 from tidegate.cluster.observer import OBSERVER
-from tidegate.cluster.planning import is_the_same, next_configuration
+from tidegate.cluster.planning import Wanted, has_same_slices, next_configuration
+from tidegate.cluster.registry import Registry, RegistryPoint
 from tidegate.errors import Unavailable
-from tidegate.layers.channels import Channels
 from tidegate.layers.control import Reply, Suspect
 from tidegate.layers.coordinator import Coordinator
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads, Outputs
 from tidegate.layers.reconfiguration import lost
-from tidegate.layers.registry import Registry, RegistryPoint
+from tidegate.layers.session_events import Output
 from tidegate.layers.subscription_table import is_connection_point
 
 log = logging.getLogger(__name__)
 
-REGISTRY: Final = "registry"
 RETRY_S: Final = 0.5
 
 
@@ -89,7 +91,8 @@ class CoordinatorProcess:
     async def _look(self, leader: Leader) -> None:
         if self._coordinator is None:
             coordinator = await asyncio.to_thread(Coordinator, leader.name, self._directory, REGISTRY)
-            await self._directory.look_again()  # whoever the state names has been there before
+            # Read the slices after the state: a slice that the state names and this list lacks is really dead.
+            await self._directory.refresh_members()
         else:
             coordinator = self._coordinator
         members = await self._directory.members()
@@ -98,9 +101,11 @@ class CoordinatorProcess:
         if self._coordinator is None:
             self._coordinator = coordinator
             self._send(coordinator.take_over())
-        self._see_to(coordinator, members, self._directory.wanted() or Wanted())
+        self._reconcile(coordinator, members, self._directory.wanted())
 
-    def _see_to(self, coordinator: Coordinator, members: dict[str, str], wanted: Wanted) -> None:
+    def _reconcile(self, coordinator: Coordinator, members: dict[str, str], wanted: Wanted) -> None:
+        """Compares the live slices with the coordinator's state and the wanted counts. It declares deaths, welcomes new
+        Connection Points, and begins a recovery if slices were lost, or else a change if one is wanted."""
         if coordinator.is_deposed:
             self.stop()
             return
@@ -121,22 +126,22 @@ class CoordinatorProcess:
                 self._send(coordinator.recover(following))
         elif coordinator.state.transaction is None:
             following = next_configuration(coordinator.state.current, living, wanted, is_recovery=False)
-            if following is not None and not is_the_same(following, coordinator.state.current):
+            if following is not None and not has_same_slices(following, coordinator.state.current):
                 self._send(coordinator.change(following, is_buffered=wanted.is_buffered))
 
     def _send(self, outputs: Outputs) -> None:
         assert self._coordinator is not None
         for address, frame in outputs:
-            assert isinstance(address, str)
             if address == REGISTRY:
                 self._carry(self._registry_point.handle(self._coordinator.name, frame, time.monotonic()), REGISTRY)
             else:
                 self._channels.send(self._coordinator.name, address, frame)
 
-    def _carry(self, outputs: Outputs, source: str) -> None:
-        """What the registry answers."""
+    def _carry(self, outputs: Sequence[Output], source: str) -> None:
+        """Takes the registry's replies."""
         for _address, frame in outputs:
-            self._on_frame(source, "", frame)
+            if isinstance(frame, Reply):
+                self._on_frame(source, "", frame)
 
     def _on_frame(self, source: str, address: str, frame: LayerFrame) -> None:
         if isinstance(frame, Reply) and self._coordinator is not None:
@@ -154,7 +159,7 @@ class CoordinatorProcess:
             self._channels.send(self._coordinator.name, source, Loads(self._loads))
 
     def _on_broken(self, names: set[str]) -> None:
-        """Who only looks on may go as it likes."""
+        """Records slices that cannot be reached. An observer may disconnect at any time, so it is only forgotten."""
         self._observers = {name: endpoint for name, endpoint in self._observers.items() if name not in names}
         self._suspects |= {name for name in names if not name.startswith(OBSERVER)}
         self._look_soon()
@@ -163,9 +168,7 @@ class CoordinatorProcess:
         self._changed.set()
 
     def _fail(self) -> None:
-        self._on_failure(
-            Unavailable("U731", "the session with ZooKeeper has expired", "another coordinator works; start this again")
-        )
+        self._on_failure(Unavailable("U731", "the session with ZooKeeper has expired", "start this coordinator again"))
 
     def _on_failure(self, error: Exception) -> None:
         self._error = error

@@ -1,7 +1,7 @@
-"""Observer: asks the coordinator how much the slices have to do. It is no slice, and may come and go as it likes.
+"""Observer: asks the coordinator for the load of all slices. It is not a slice, and may connect and leave at any time.
 
-What may go wrong here: there is no coordinator, or one that is dead and whose session has not ended yet. Another may
-take over meanwhile, so it asks again; who answers in no case is Unavailable.
+What may go wrong here: there is no coordinator, or a dead one whose session has not expired yet. Another may take over
+meanwhile, so the observer asks again. If none answers within ANSWER_S, it raises Unavailable.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from tidegate.cluster.channels import Channels
 from tidegate.cluster.directory import Directory, Leader
 from tidegate.errors import Unavailable
-from tidegate.layers.channels import Channels
 from tidegate.layers.frames import AskLoads, LayerFrame, Load, Loads
 
 OBSERVER: Final = "observer-"
-# Longer than a dead coordinator is still taken for the living one.
+# Longer than it takes until a dead coordinator is replaced.
 ANSWER_S: Final = 10.0
 ASK_EVERY_S: Final = 1.0
 
@@ -47,7 +47,7 @@ class Observer:
         self._files.close()
 
     async def loads(self) -> dict[str, Load]:
-        """The last report of every slice and broker."""
+        """Returns the last report of every slice and broker."""
         self._answer = asyncio.get_running_loop().create_future()
         deadline_s = asyncio.get_running_loop().time() + ANSWER_S
         while asyncio.get_running_loop().time() < deadline_s:
@@ -57,7 +57,7 @@ class Observer:
             done, _waiting = await asyncio.wait([self._answer], timeout=ASK_EVERY_S)
             if done:
                 return self._answer.result()
-        raise _no_coordinator(f"{leader.name} at {leader.endpoint} does not answer" if leader else "there is none")
+        raise _no_coordinator(f"{leader.name} at {leader.endpoint} does not answer" if leader else "none is running")
 
     async def _ask(self, leader: Leader) -> None:
         if not self._endpoint:
@@ -66,7 +66,7 @@ class Observer:
         self._channels.send(self._name, leader.name, AskLoads(self._endpoint))
 
     def _bind(self, leader: Leader) -> str:
-        """Where the coordinator can reach this process: by the way that leads to it."""
+        """Returns an address where the coordinator can reach this process: the local end of a route to it."""
         if leader.endpoint.startswith("unix:"):
             directory = self._files.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
             return f"unix:{Path(directory) / 'observer'}"
@@ -82,5 +82,5 @@ class Observer:
 
 def _no_coordinator(why: str) -> Unavailable:
     return Unavailable(
-        "U733", f"no coordinator tells of the load: {why}", "start one: tidegate slice coordinator --coordinator zk://…"
+        "U733", f"no coordinator reports the load: {why}", "start one: tidegate slice coordinator --coordinator zk://…"
     )

@@ -1,4 +1,4 @@
-"""What a change of the layers has done, as an operator is told."""
+"""The outcome of a change of the layers, as it is reported to an operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from tidegate.layers.reconfiguration import State
 
 @dataclass(frozen=True)
 class Outcome:
-    """`began_s` and `seconds` are of the change itself; `moved` of `subscriptions` changed their Matcher."""
+    """`began_s` and `seconds` are the start and duration of the change itself. `moved` of the `subscriptions` changed
+    their Matcher."""
 
     state: State
     began_s: float
@@ -21,7 +22,7 @@ class Outcome:
     findings: Findings | None
 
     def to_dict(self) -> dict[str, Any]:
-        """As `tidegate scale` and `POST /v1/scale` tell it; without a probe, without what only it can know."""
+        """Returns the report of `tidegate scale` and `POST /v1/scale`. Without a probe, its fields are missing."""
         current = self.state.current
         told: dict[str, Any] = {
             "epoch": current.epoch,
@@ -30,10 +31,10 @@ class Outcome:
             "moved": self.moved,
             "moved_share": round(self.moved / self.subscriptions, 3) if self.subscriptions else 0.0,
         }
-        return told | (_told_by_probe(self.findings, self.began_s) if self.findings is not None else {})
+        return told | (_probe_fields(self.findings, self.began_s) if self.findings is not None else {})
 
 
-def _told_by_probe(findings: Findings, began_s: float) -> dict[str, Any]:
+def _probe_fields(findings: Findings, began_s: float) -> dict[str, Any]:
     times = list(zip(findings.sent_s, findings.delays_s, strict=True))
     before = [delay_s for sent_s, delay_s in times if sent_s + delay_s < began_s]
     during = [delay_s for sent_s, delay_s in times if sent_s + delay_s >= began_s]

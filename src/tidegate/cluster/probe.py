@@ -1,8 +1,8 @@
-"""Probe: publishes notifications through a broker and subscribes to them many times over, so that its subscriptions
-lie with all Matchers. Whatever a change of the layers would lose, double, disorder or delay, it sees.
+"""Probe: publishes notifications through a broker and subscribes to them many times over, so that every Matcher holds
+some of its subscriptions. It detects what a change of the layers loses, duplicates, reorders or delays.
 
-What may go wrong here: the broker itself ends; then the probe's subscriptions begin anew elsewhere, and what was
-published meanwhile counts as lost.
+What may go wrong here: the broker itself ends. Then the probe's subscriptions start again elsewhere, and notifications
+that were published meanwhile count as lost.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 from tidegate.client import Connection, Subscription
+from tidegate.errors import TidegateError
 
 SUBSCRIPTIONS: Final = 16
 PERIOD_S: Final = 0.01
-# How long what was published may take in the end before it counts as lost.
+# How long the last notifications may take to arrive before they count as lost.
 ARRIVE_S: Final = 10.0
 
 
 @dataclass(frozen=True)
 class Findings:
-    """`delays_s` has one number a notification, from the program that published to the last of its subscriptions;
-    `sent_s` says when that was. The counts are of deliveries: one a notification and subscription is right."""
+    """`delays_s` has one delay per notification, from the call that published it to its last subscription; `sent_s` has
+    the time of that call. The counts are of deliveries: one per notification and subscription is correct."""
 
     sent_s: list[float]
     delays_s: list[float]
@@ -36,9 +37,26 @@ class Findings:
     disordered: int
 
 
+@contextlib.asynccontextmanager
+async def open_probe(
+    make_connection: Callable[[], Connection], on_refused: Callable[[TidegateError], None]
+) -> AsyncIterator[Probe | None]:
+    """Opens a connection and a probe on it. If this process cannot be a client of the broker, for example because it
+    has no certificate, calls `on_refused` and yields None."""
+    async with contextlib.AsyncExitStack() as stack:
+        probe = None
+        try:
+            probe = Probe(await stack.enter_async_context(make_connection()))
+            await stack.enter_async_context(probe)
+        except TidegateError as error:
+            probe = None
+            on_refused(error)
+        yield probe
+
+
 class Probe:
     """Use it in `async with`; the connection must be open. A hundred times a second it publishes `at_once`
-    notifications, which have the `attributes` of their number beside what it needs itself."""
+    notifications. `attributes(number)` returns extra attributes for each, beside those of the probe itself."""
 
     def __init__(
         self, connection: Connection, at_once: int = 1, attributes: Callable[[int], dict[str, Any]] | None = None
@@ -55,12 +73,14 @@ class Probe:
         self._doubled = 0
         self._disordered = 0
         self._stopping = asyncio.Event()
+        self._has_arrived = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         for _ in range(SUBSCRIPTIONS):
             subscription = self._connection.subscribe(f"tidegate_probe=={self._token}")
             self._subscriptions.append(await self._stack.enter_async_context(subscription))
         self._arrived_s = [{} for _ in self._subscriptions]
+        # Not in a TaskGroup: a probe that fails must not cancel the change that it watches.
         self._tasks = [
             asyncio.create_task(self._read(subscription, arrived_s))
             for subscription, arrived_s in zip(self._subscriptions, self._arrived_s, strict=True)
@@ -77,18 +97,19 @@ class Probe:
         await self._stack.aclose()
 
     async def finish(self) -> Findings:
-        """Publishes no more, and waits for what is under way."""
+        """Stops publishing, waits for the notifications in flight, and returns the findings."""
         self._stopping.set()
         await self._tasks[-1]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(ARRIVE_S):
                 await self._connection.flush()
                 while min(map(len, self._arrived_s)) < len(self._sent_s):
-                    await asyncio.sleep(PERIOD_S)
+                    self._has_arrived.clear()
+                    await self._has_arrived.wait()
         return self.findings()
 
     def findings(self) -> Findings:
-        """Until now: what is under way counts as lost."""
+        """Returns the findings so far. Notifications in flight count as lost."""
         doubled = sum(subscription.statistics().doubled for subscription in self._subscriptions)
         sent, delays_s = [], []
         for n, sent_s in enumerate(self._sent_s):
@@ -118,3 +139,4 @@ class Probe:
             self._disordered += n < highest
             highest = max(highest, n)
             arrived_s[n] = time.monotonic()
+            self._has_arrived.set()

@@ -1,4 +1,4 @@
-"""One slice as a process: `tidegate slice matcher --coordinator zk://…`. It serves until it is retired or stopped."""
+"""One slice as a process: `tidegate slice matcher --coordinator zk://…`. It runs until it is retired or stopped."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import signal
 import time
 from typing import Final
 
-from tidegate.cluster.cluster_link import ClusterLink
+from tidegate.cluster.cluster_link import REGISTRY, ClusterLink
+from tidegate.cluster.registry import Registry, RegistryPoint
+from tidegate.hosts.carrier import Carrier
+from tidegate.hosts.load import LOAD_S, load_of
 from tidegate.layers.access_point import AccessPoint
-from tidegate.layers.carrier import Carrier
 from tidegate.layers.exit_point import ExitPoint
 from tidegate.layers.frames import LayerFrame
-from tidegate.layers.load import LOAD_S, load_of
+from tidegate.layers.layer import Layer
 from tidegate.layers.matcher import Matcher
-from tidegate.layers.registry import Registry, RegistryPoint
 from tidegate.layers.slice import Slice
 
 log = logging.getLogger(__name__)
 
-REGISTRY: Final = "registry"
 CLOSE_S: Final = 2.0
 
 
 class SliceProcess(Carrier):
-    """`kind` is access-point, matcher or exit-point."""
+    """Runs one slice of a layer in its own process."""
 
-    def __init__(self, kind: str, address: str, registry: Registry, bind: str) -> None:
+    def __init__(self, layer: Layer, address: str, registry: Registry, bind: str) -> None:
         super().__init__(time.monotonic, self._end)
-        self._kind = kind
+        self._layer = layer
         self._registry = registry
         self._link = ClusterLink(address, bind, self.carry, self._end)
         self._registry_point = RegistryPoint(REGISTRY, registry, self.carry, self._end)
@@ -42,17 +42,18 @@ class SliceProcess(Carrier):
             loop.add_signal_handler(number, self._ending.set)
         await self._registry.open()
         self.add(self._registry_point)
-        (name,) = await self._link.join(self._kind)
-        part = _make(self._kind, name)
+        (name,) = await self._link.join(self._layer)
+        part = _make(self._layer, name)
         self.add(part)
         self._link.begin()
-        reporting = loop.create_task(self._report(part))
-        log.info("%s serves", name)
+        log.info("%s is serving", name)
         print(name, flush=True)
         try:
-            await self._ending.wait()
+            async with asyncio.TaskGroup() as tasks:
+                reporting = tasks.create_task(self._report(part))
+                await self._ending.wait()
+                reporting.cancel()
         finally:
-            reporting.cancel()
             await self._link.leave()
             await self._registry_point.close(loop.time() + CLOSE_S)
             await self._registry.close()
@@ -62,10 +63,9 @@ class SliceProcess(Carrier):
     async def _report(self, part: Slice) -> None:
         while True:
             await asyncio.sleep(LOAD_S)
-            self._link.tell_leader(load_of(part))
+            self._link.send_to_leader(load_of(part))
 
-    def _hand_over(self, source: str, address: str | int, frame: LayerFrame) -> None:
-        assert isinstance(address, str)
+    def _hand_over(self, source: str, address: str, frame: LayerFrame) -> None:
         self._link.send(source, address, frame)
 
     def _end(self, error: Exception | None) -> None:
@@ -73,11 +73,11 @@ class SliceProcess(Carrier):
         self._ending.set()
 
 
-def _make(kind: str, name: str) -> Slice:
-    match kind:
-        case "access-point":
+def _make(layer: Layer, name: str) -> Slice:
+    match layer:
+        case Layer.ACCESS_POINT:
             return AccessPoint(name, None, REGISTRY)
-        case "matcher":
+        case Layer.MATCHER:
             return Matcher(name, None, REGISTRY)
-        case _:
+        case Layer.EXIT_POINT:
             return ExitPoint(name, None)

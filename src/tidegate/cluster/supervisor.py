@@ -1,8 +1,8 @@
-"""Supervisor: a whole cluster on one machine, for development. It starts as many slices as are wanted, and others for
-those that end; `tidegate scale` and `tidegate replace` change what is wanted, and it follows.
+"""Supervisor: runs a whole cluster on one machine, for development. It starts the wanted number of slices, and new ones
+for those that end. `tidegate scale` and `tidegate replace` change what is wanted, and the supervisor follows.
 
-What may go wrong here: a process dies (another is started, after a pause when many have died shortly before), or the
-supervisor itself is killed: its children go on without it.
+What may go wrong here: a process dies (another is started, after a pause if many have died recently), or the supervisor
+itself is killed (its children continue without it).
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tidegate.cluster.directory import Directory, Wanted
+from tidegate.cluster.directory import Directory
+from tidegate.cluster.planning import Wanted
+from tidegate.layers.layer import Layer, layer_of
+from tidegate.security.credentials import REDIS_PASSWORD_VARIABLE, without_secrets
 
 log = logging.getLogger(__name__)
 
 END_S: Final = 15.0
 LOOK_S: Final = 0.5
-# So many ends within this time, and the next start waits that long.
+# After RESTARTS failures within RESTART_S, the next start waits for RESTART_S.
 RESTARTS: Final = 5
 RESTART_S: Final = 10.0
-_LAYERS: Final = {"access-point": "access_points", "matcher": "matchers", "exit-point": "exit_points"}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start beside the slices, and how to reach it all."""
+    """The addresses, ports and data directory of a cluster on one machine."""
 
     coordinator: str
     registry: str
@@ -40,6 +42,7 @@ class Plan:
     native_port: int
     http_port: int
     ssap_port: int
+    redis_password_file: str = ""
 
 
 @dataclass(eq=False)
@@ -50,7 +53,7 @@ class _Child:
 
 
 class Supervisor:
-    """`on_ready` gets the ready line of the broker, when everything serves."""
+    """Starts and watches the processes. `on_ready` gets the content of the broker's ready line, once all serve."""
 
     def __init__(self, plan: Plan, wanted: Wanted, on_ready: Callable[[dict[str, str]], None]) -> None:
         self._plan = plan
@@ -95,22 +98,24 @@ class Supervisor:
             pass
 
     async def _look(self, tasks: asyncio.TaskGroup) -> None:
-        """Starts what is missing; who is not wanted any more is retired by the coordinator, and ends by itself."""
-        wanted, state = self._directory.wanted() or Wanted(), self._directory.state()
+        """Starts the missing slices. The coordinator retires those that are no longer wanted, and they end by
+        themselves."""
+        wanted, state = self._directory.wanted(), self._directory.state()
         serving = state.current.slices if state is not None else frozenset()
-        for kind, layer in _LAYERS.items():
-            leaving = sum(name.startswith(f"{kind}-") for name in wanted.replaced & serving)
-            running = sum(child.kind == kind for child in self._children)
-            for _ in range(getattr(wanted, layer) + leaving - running):
-                await self._start(tasks, kind)
+        for layer in Layer:
+            leaving = sum(layer_of(name) is layer for name in wanted.replaced & serving)
+            running = sum(child.kind == layer for child in self._children)
+            for _ in range(wanted.count(layer) + leaving - running):
+                await self._start(tasks, layer)
 
     async def _start(self, tasks: asyncio.TaskGroup, kind: str) -> None:
         if len(self._ends_s) == RESTARTS and time.monotonic() - self._ends_s[0] < RESTART_S:
-            log.warning("%d processes have ended within %g s; the next start waits", RESTARTS, RESTART_S)
+            log.warning("%d processes have failed within %g s; pausing before the next start", RESTARTS, RESTART_S)
             await asyncio.sleep(RESTART_S)
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tidegate", *self._arguments(kind),
             stdout=asyncio.subprocess.PIPE, start_new_session=True,
+            env=None if kind == "serve" else without_secrets(REDIS_PASSWORD_VARIABLE),
         )  # fmt: skip
         child = _Child(kind, process)
         self._children.add(child)
@@ -122,29 +127,31 @@ class Supervisor:
             chosen = {"native": plan.native_port, "http": plan.http_port, "ssap": plan.ssap_port}
             ports = [text for name, port in chosen.items() for text in (f"--{name}-port", str(port))]
             return ["serve", "--coordinator", plan.coordinator, "--data", plan.data, *ports]
-        return ["slice", kind, "--coordinator", plan.coordinator, "--registry", plan.registry, "--log-level", "warning"]
+        password = ["--redis-password-file", plan.redis_password_file] if plan.redis_password_file else []
+        place = ["--coordinator", plan.coordinator, "--registry", plan.registry, *password]
+        return ["slice", kind, *place, "--log-level", "warning"]
 
     async def _watch(self, tasks: asyncio.TaskGroup, child: _Child) -> None:
-        """Reads what it says first, its name or that it is ready, and waits for its end."""
+        """Reads a child's first line, which is its name or its ready line, and waits for its end."""
         assert child.process.stdout is not None
         line = (await child.process.stdout.readline()).decode().strip()
         if child.kind == "serve" and line:
             self._on_ready(json.loads(line)["ready"])
-        child.name = line if child.kind in _LAYERS else child.kind
+        child.name = line if child.kind in set(Layer) else child.kind
         code = await child.process.wait()
         self._children.discard(child)
         if self._stopping.is_set():
             return
         if code != 0:
-            log.warning("%s has ended with %d", child.name or child.kind, code)
+            log.warning("%s exited with code %d", child.name or child.kind, code)
             self._ends_s.append(time.monotonic())
-        if child.kind not in _LAYERS:
+        if child.kind not in set(Layer):
             await self._start(tasks, child.kind)
         self._changed.set()
 
     async def _end_all(self) -> None:
-        """The brokers first, so that what they have accepted still arrives."""
-        for kinds in ({"serve"}, set(_LAYERS), {"coordinator"}):
+        """Stops all processes, the broker first: its accepted notifications can still pass the layers."""
+        for kinds in ({"serve"}, set(Layer), {"coordinator"}):
             ending = [child for child in self._children if child.kind in kinds]
             for child in ending:
                 child.process.terminate()

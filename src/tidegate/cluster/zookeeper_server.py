@@ -1,5 +1,5 @@
-"""A ZooKeeper for one machine, from Debian's package: for development, where none is given. It keeps its data in a
-directory, and ends with whoever started it."""
+"""A ZooKeeper server for one machine, from Debian's package: for development, when no address is given. It keeps its
+data in a directory, and ends with the process that started it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.errors import ConfigError, Unavailable
+from tidegate.security.credentials import without_secrets
+from tidegate.security.private_files import private_directory
 
 JAR: Final = Path("/usr/share/java/zookeeper.jar")
 MAIN: Final = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -21,15 +23,15 @@ HEAP: Final = "-Xmx256m"
 
 @contextlib.asynccontextmanager
 async def zookeeper_server(directory: Path) -> AsyncIterator[str]:
-    """Its address, once it answers."""
+    """Runs a ZooKeeper server, and yields its address once it answers."""
     java = shutil.which("java")
     if java is None or not JAR.exists():
         raise ConfigError(
             "C451",
-            "there is no ZooKeeper on this machine",
-            "install it (Debian and Ubuntu: sudo apt-get install zookeeper), or give one: --coordinator zk://host:2181",
+            "ZooKeeper is not installed on this machine",
+            "install it (Debian and Ubuntu: sudo apt-get install zookeeper), or name one: --coordinator zk://host:2181",
         )
-    directory.mkdir(parents=True, exist_ok=True)
+    private_directory(directory)
     port = _free_port()
     settings = directory / "zoo.cfg"
     settings.write_text(
@@ -39,12 +41,13 @@ async def zookeeper_server(directory: Path) -> AsyncIterator[str]:
     process = await asyncio.create_subprocess_exec(
         java, HEAP, "-cp", f"{directory}:{JAR}", MAIN, str(settings),
         stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        env=without_secrets(),
     )  # fmt: skip
     try:
         async with asyncio.timeout(STARTUP_S):
             while not await asyncio.to_thread(_answers, port):
                 if process.returncode is not None:
-                    raise Unavailable("U730", "ZooKeeper has ended at its start", f"try it by hand: {MAIN} {settings}")
+                    raise Unavailable("U730", "ZooKeeper exited at its start", f"run it by hand: {MAIN} {settings}")
                 await asyncio.sleep(0.1)
         yield f"zk://127.0.0.1:{port}"
     finally:

@@ -1,7 +1,7 @@
-"""Runs the main job until it is interrupted, or for some minutes; the counts at its end decide how it ends.
+"""Runs the main job until it is interrupted, or for some minutes. The exit code reports whether the counts agree.
 
-What may go wrong here: a process ends before its time, or does not keep up. Then the job ends as well, with the
-summary of what it has, and says where the counts differ.
+What may go wrong: a process ends early or falls behind. Then the job ends too. It prints the summary of what it has
+counted, and where the counts differ.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Coroutine, Iterator
@@ -18,14 +19,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from tidegate.broker_process import RunningBroker, broker_process, end_process
+from tidegate.broker.process import RunningBroker, broker_process, end_process
 from tidegate.client import Connection, Subscription, connect
+from tidegate.commands.terminal import note
 from tidegate.demo.counts import Counts
 from tidegate.demo.persistent_queries import MIRROR
 from tidegate.demo.picture import count_alerts, draw_history
 from tidegate.devices import STATIONS, readings
 from tidegate.errors import Unavailable
-from tidegate.terminal import note
+from tidegate.pipeline.java import OPTIONS_FOR_FEW_ROWS, SUBMIT_OPTIONS
 
 START: Final = datetime(2026, 1, 12, tzinfo=UTC)
 STEP: Final = timedelta(hours=1)
@@ -33,7 +35,7 @@ STEPS_PER_S: Final = 6
 QUEUE: Final = "air"
 READINGS: Final = "station^=28;!alert"
 ALERTS: Final = "alert"
-# What the page shows of the time before it was opened: by the filters that it listens with, the latest of each.
+# Queues with the latest notifications, by the filters of the page: it shows them for the time before it was opened.
 REMEMBERED: Final = {
     "recent-readings": {"filter": "station;longitude;latitude", "messages_max": 7 * 24 * len(STATIONS)},
     "recent-alerts": {"filter": ALERTS, "messages_max": 50},
@@ -45,10 +47,12 @@ PICTURE: Final = "history.png"
 PIPELINE_LOG: Final = "pipeline.log"
 SPARK_EVERY: Final = "2 seconds"
 LOOK_S: Final = 0.5
-# How long nothing may come to any end, after the last reading, before the counts are taken as they are. Spark's first
-# batch takes a minute on a busy machine.
-STILL_S: Final = 180.0
+# After the last reading: if nothing arrives at any end for this long, the counts are final. Spark's first batch takes a
+# minute on a busy machine.
+IDLE_S: Final = 180.0
 END_S: Final = 60.0
+# How much of a failed pipeline's log is shown.
+LOG_LINES: Final = 20
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,14 @@ class Options:
     seed: int
     out: Path
     is_headless: bool
-    # 0 for any free one.
+    # 0 means any free port.
     http_port: int
-    # None for until Ctrl-C.
+    # None means until Ctrl-C.
     seconds: float | None
 
 
 async def run_demo(options: Options) -> int:
-    """0 when the counts agree, 1 when they do not."""
+    """Returns 0 if the counts agree, otherwise 1."""
     options.out.mkdir(parents=True, exist_ok=True)
     counts = Counts()
     stopping = asyncio.Event()
@@ -74,28 +78,32 @@ async def run_demo(options: Options) -> int:
             for name, settings in REMEMBERED.items():
                 await broker.queue(name).create(**settings, **LATEST)
             if not options.is_headless:
-                _tell(options, process.http)
+                _show_start(options, process.http)
             async with _pipeline(process.address, options.out) as pipeline:
-                await _while_it_lives(process, _let_flow(broker, pipeline, options, counts, stopping))
+                await _while_broker_lives(process, _run_clients(broker, pipeline, options, counts, stopping))
     draw_history(options.out / HISTORY, options.out / PICTURE)
     return _conclude(counts, options)
 
 
-async def _while_it_lives(broker: RunningBroker, work: Coroutine[Any, Any, None]) -> None:
-    """Clients would wait for ever for a broker that has died to come back."""
-    working, ending = asyncio.ensure_future(work), asyncio.ensure_future(broker.until_ended())
+async def _while_broker_lives(broker: RunningBroker, work: Coroutine[Any, Any, None]) -> None:
+    """Runs the work, and fails if the broker dies: its clients would try to reconnect forever."""
+
+    async def watch() -> None:
+        raise Unavailable(
+            "U701", f"the broker ended with exit code {await broker.until_ended()}", "see its message above"
+        )
+
     try:
-        await asyncio.wait((working, ending), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise Unavailable("U701", f"the broker has ended with {ending.result()}", "see its message above")
-        await working
-    finally:
-        working.cancel()
-        ending.cancel()
-        await asyncio.gather(working, ending, return_exceptions=True)
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch())
+            await work
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        # A task group wraps the error that ends it. The caller needs that one error, which carries its remedy.
+        raise group.exceptions[0] from None
 
 
-async def _let_flow(
+async def _run_clients(
     broker: Connection, pipeline: Pipeline, options: Options, counts: Counts, stopping: asyncio.Event
 ) -> None:
     async with (
@@ -108,7 +116,7 @@ async def _let_flow(
         tasks.create_task(_count_alerts(alerts, counts, options))
         watching = tasks.create_task(_watch(broker, pipeline, counts, options, stopping))
         await _publish(broker, options, counts, stopping)
-        await _wait_until_all_came(broker, pipeline, counts, options)
+        await _wait_until_processed(broker, pipeline, counts, options)
         watching.cancel()
         counts.totals = await pipeline.end()
         alerts.close()
@@ -116,7 +124,7 @@ async def _let_flow(
 
 
 async def _publish(broker: Connection, options: Options, counts: Counts, stopping: asyncio.Event) -> None:
-    """A step of readings, all stations at once, every 1/STEPS_PER_S seconds."""
+    """Publishes the readings of all stations every 1/STEPS_PER_S seconds."""
     loop = asyncio.get_running_loop()
     stream = readings(options.seed, START, STEP)
     began_s = loop.time()
@@ -143,7 +151,7 @@ async def _count_alerts(alerts: Subscription, counts: Counts, options: Options) 
         while True:
             taken = [delivery.notification for delivery in await alerts.take()]
             counts.alerts += len(taken)
-            # Spark does not keep the order of rows within a batch.
+            # Sorted, because Spark does not keep the order of rows within a batch.
             begun = sorted(write_alert(alert) for alert in taken if alert["state"] == "begins")
             if begun and not options.is_headless:
                 _clear_line()
@@ -160,7 +168,7 @@ def write_alert(alert: dict[str, Any]) -> str:
 async def _watch(
     broker: Connection, pipeline: Pipeline, counts: Counts, options: Options, stopping: asyncio.Event
 ) -> None:
-    """Shows how far everybody is; a pipeline that has ended ends everything."""
+    """Shows the progress. Stops the publishing if the pipeline ends."""
     while not pipeline.has_ended:
         counts.queue = await broker.queue(QUEUE).stats()
         if not options.is_headless and sys.stderr.isatty():
@@ -173,25 +181,26 @@ async def _watch(
     stopping.set()
 
 
-async def _wait_until_all_came(broker: Connection, pipeline: Pipeline, counts: Counts, options: Options) -> None:
-    """Until the queue is empty and the alerts that Spark has found are here."""
+async def _wait_until_processed(broker: Connection, pipeline: Pipeline, counts: Counts, options: Options) -> None:
+    """Waits until the queue is empty and all alerts that Spark found have arrived, or until nothing moves for
+    IDLE_S."""
     loop = asyncio.get_running_loop()
-    came, came_s = (-1, -1, -1, -1), 0.0
+    progress, progressed_s = (-1, -1, -1, -1), 0.0
     while not pipeline.has_ended:
         counts.queue = await broker.queue(QUEUE).stats()
-        is_done = counts.queue["messages"] == 0 and counts.delivered == counts.published and counts.queries.are_right
+        is_done = counts.queue["messages"] == 0 and counts.delivered == counts.published and counts.queries.are_complete
         if is_done and counts.alerts == await asyncio.to_thread(count_alerts, options.out / HISTORY):
             return
-        now = (counts.queue["deleted"], counts.delivered, counts.alerts, counts.queries.told)
-        if now != came:
-            came, came_s = now, loop.time()
-        elif loop.time() - came_s > STILL_S:
+        now = (counts.queue["deleted"], counts.delivered, counts.alerts, counts.queries.reported)
+        if now != progress:
+            progress, progressed_s = now, loop.time()
+        elif loop.time() - progressed_s > IDLE_S:
             return
         await asyncio.sleep(LOOK_S)
 
 
 class Pipeline:
-    """`tidegate pipeline air-quality` in a process of its own."""
+    """`tidegate pipeline air-quality` in a separate process."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
@@ -202,25 +211,30 @@ class Pipeline:
         return self._process.returncode is not None
 
     async def end(self) -> dict[str, int]:
-        """As Ctrl-C does; what the history has by then, or nothing when the pipeline has failed."""
+        """Interrupts the pipeline, as Ctrl-C does. Returns its totals, or nothing if it has failed."""
         if not self.has_ended:
             self._process.send_signal(signal.SIGINT)
         try:
             async with asyncio.timeout(END_S):
                 printed, _errors = await self._process.communicate()
         except TimeoutError:
-            printed = b""
+            return self._failed(f"did not end within {END_S:.0f} s of its interrupt")
         if self._process.returncode != 0 or not printed:
-            note(f"the pipeline has failed: see {self._log}")
-            return {}
+            return self._failed(f"ended with exit code {self._process.returncode}")
         totals: dict[str, int] = json.loads(printed)
         return totals
+
+    def _failed(self, how: str) -> dict[str, int]:
+        note(f"the pipeline {how}; the end of its log, {self._log}:")
+        for line in self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]:
+            note(f"  {line}")
+        return {}
 
 
 @contextlib.asynccontextmanager
 async def _pipeline(address: str, out: Path) -> AsyncIterator[Pipeline]:
     history, log = out / HISTORY, out / PIPELINE_LOG
-    # The readings of the model are of another time than now.
+    # --ahead any: the times of the model's readings are not the current time.
     flags = ("--queue", QUEUE, "--out", str(history), "--ahead", "any", "--every", SPARK_EVERY, "--address", address)
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
@@ -228,6 +242,7 @@ async def _pipeline(address: str, out: Path) -> AsyncIterator[Pipeline]:
             *("-m", "tidegate", "pipeline", "air-quality", *flags),
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
+            env={SUBMIT_OPTIONS: OPTIONS_FOR_FEW_ROWS, **os.environ},
             start_new_session=True,
         )
     try:
@@ -238,13 +253,13 @@ async def _pipeline(address: str, out: Path) -> AsyncIterator[Pipeline]:
 
 @contextlib.contextmanager
 def _interrupts(stopping: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C ends the publishing, the second everything."""
+    """Handles Ctrl-C: the first one ends the publishing, the second one everything."""
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
         loop.remove_signal_handler(signal.SIGINT)
         _clear_line()
-        note("no more readings; waiting until Spark has processed what is queued (Ctrl-C again ends at once)")
+        note("no more readings; waiting until Spark has processed the queue (press Ctrl-C again to stop at once)")
         stopping.set()
 
     loop.add_signal_handler(signal.SIGINT, stop)
@@ -254,10 +269,10 @@ def _interrupts(stopping: asyncio.Event) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-def _tell(options: Options, http: str) -> None:
-    ends = "Ctrl-C ends it" if options.seconds is None else f"it ends after {options.seconds:g} s"
-    print(f"look at {http}/   ({len(STATIONS)} stations, seed {options.seed}; {ends})")
-    print(f"Spark begins in a minute or less; it logs to {options.out / PIPELINE_LOG}", flush=True)
+def _show_start(options: Options, http: str) -> None:
+    ends = "press Ctrl-C to stop" if options.seconds is None else f"stops after {options.seconds:g} s"
+    print(f"open {http}/   ({len(STATIONS)} stations, seed {options.seed}; {ends})")
+    print(f"Spark starts within a minute; its log is {options.out / PIPELINE_LOG}", flush=True)
 
 
 def _conclude(counts: Counts, options: Options) -> int:

@@ -1,7 +1,7 @@
-"""Programs that keep asking: some hundreds of persistent queries, whose checks are paced by active control.
+"""Programs with open queries: some hundreds of persistent queries, whose checks are paced by active control.
 
-Most of them are filters over the readings. One a station is SPARQL over the graph, where the broker mirrors the latest
-value: what it ends with must be what was published last.
+Most of them are filters over the readings. One per station is SPARQL over the graph, where the broker mirrors the
+latest value; its final result must be the value that was published last.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tidegate.filters import Filter
 MIRRORED: Final = "NO2"
 MIRROR: Final = msgspec.json.encode([{"to": "graph", "subject": "station", "attributes": [MIRRORED]}]).decode()
 LIMITS: Final = {"NO2": (40, 90, 120, 230), "O3": (50, 100, 130), "PM10": (20, 40, 50)}
-TELL_S: Final = 1.0
+PUBLISH_S: Final = 1.0
 
 
 class PersistentQueries:
-    """All of them, what they have been told, and what they should have been."""
+    """All persistent queries, with what they received and what they should have received."""
 
     def __init__(self) -> None:
         self._filters_of = {
@@ -40,7 +40,7 @@ class PersistentQueries:
         self._seen: dict[str, float] = {}
         self._queries: list[PersistentQuery] = []
         self.expected = 0
-        self.told = 0
+        self.reported = 0
 
     def on_published(self, batch: list[dict[str, Any]]) -> None:
         for reading in batch:
@@ -49,27 +49,27 @@ class PersistentQueries:
                 self._latest[reading["station"]] = reading[MIRRORED]
 
     def on_seen(self, station: str, value: float) -> None:
-        """In the graph."""
+        """Records the value that a query over the graph reported."""
         self._seen[station] = value
 
     @property
-    def are_right(self) -> bool:
+    def are_complete(self) -> bool:
         return not self.differences()
 
     def differences(self) -> list[str]:
         found = []
-        if self.told != self.expected:
-            found.append(f"persistent queries were told of {self.told} readings of {self.expected}")
+        if self.reported != self.expected:
+            found.append(f"persistent queries received {self.reported} readings of {self.expected}")
         wrong = [station for station, value in self._latest.items() if self._seen.get(station) != value]
         if wrong:
-            found.append(f"persistent queries over the graph do not know the latest of {len(wrong)} stations")
+            found.append(f"persistent queries over the graph missed the latest value of {len(wrong)} stations")
         return found
 
     def __len__(self) -> int:
         return len(self._queries)
 
     def state(self) -> dict[str, Any]:
-        """How they are paced, as a notification for whoever looks: the middle of each, and sums."""
+        """Returns how the queries are paced, as a notification: medians over the queries, and sums."""
         each = [query.statistics().control for query in self._queries]
         return {
             "persistent_queries": len(each),
@@ -84,7 +84,7 @@ class PersistentQueries:
 
     @asynccontextmanager
     async def opened(self, broker: Connection) -> AsyncIterator[None]:
-        """They are open, read, and tell of themselves, until it is left."""
+        """Opens and reads all queries and publishes their state, until the context ends."""
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             working = []
@@ -97,21 +97,21 @@ class PersistentQueries:
                 query = await stack.enter_async_context(broker.persistent_query(text))
                 self._queries.append(query)
                 working.append(tasks.create_task(self._follow(query, station.code)))
-            working.append(tasks.create_task(self._tell(broker)))
+            working.append(tasks.create_task(self._publish_state(broker)))
             yield
             for task in working:
                 task.cancel()
 
     async def _count(self, query: PersistentQuery) -> None:
         async for change in query:
-            self.told += len(change.added)
+            self.reported += len(change.added)
 
     async def _follow(self, query: PersistentQuery, station: str) -> None:
         async for change in query:
             for row in change.added:
                 self.on_seen(station, float(row["value"]["value"]))
 
-    async def _tell(self, broker: Connection) -> None:
+    async def _publish_state(self, broker: Connection) -> None:
         while True:
             await broker.publish(self.state())
-            await asyncio.sleep(TELL_S)
+            await asyncio.sleep(PUBLISH_S)

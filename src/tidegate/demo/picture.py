@@ -1,4 +1,4 @@
-"""A picture of a history: the hourly means of NO2 at the stations that had most of it, with the alerts."""
+"""A picture of a history: the hourly means of NO2 at the stations with the highest means, and the alerts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import pyarrow.compute
 import pyarrow.dataset
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
+from tidegate.demo.figure import BLACK, BLUE, GREEN, ORANGE, PURPLE, name_axes, new_figure
 from tidegate.devices import ATTRIBUTION
-from tidegate.evaluation.pictures import BLACK, BLUE, GREEN, ORANGE, PURPLE, name_axes, new_figure
 
 POLLUTANT: Final = "NO2"
 LOOKS: Final = (BLUE, ORANGE, GREEN, PURPLE, BLACK)
 
 
 def draw_history(history: Path, file: Path) -> None:
-    """Draws nothing when no window is closed yet."""
+    """Draws the history into a file. Draws nothing if no window is closed yet."""
     windows = read_table(history, "windows").filter(pyarrow.compute.field("pollutant") == POLLUTANT)
     if windows.num_rows == 0:
         return
@@ -34,19 +34,17 @@ def draw_history(history: Path, file: Path) -> None:
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
     axes.legend(frameon=False, fontsize=9, ncols=len(LOOKS), loc="lower right", bbox_to_anchor=(1.0, 1.0))
     name_axes(axes, f"{POLLUTANT}, hourly means; grey: an alert begins", "", "µg/m³")
-    figure.text(
-        0.01, 0.005, f"Readings: made up by a seeded model. Stations: {ATTRIBUTION}", fontsize=7, color="#666666"
-    )
+    figure.text(0.01, 0.005, f"Readings: simulated from a seed. Stations: {ATTRIBUTION}", fontsize=7, color="#666666")
     figure.savefig(file, dpi=130)
 
 
 def count_alerts(history: Path) -> int:
-    """Those that Spark has found so far."""
+    """Returns how many alerts Spark has found so far."""
     return int(read_table(history, "alerts").num_rows)
 
 
 def read_table(history: Path, table: str) -> Any:
-    """Parts that are complete; a table without any has no columns either."""
+    """Reads the complete parts of a table. A table without parts gives an empty one with the columns used here."""
     if not any((history / table).glob("day=*/batch=*/*.parquet")):
         return pyarrow.table({"pollutant": [], "name": [], "alert": [], "state": []})
     return pyarrow.dataset.dataset(history / table, partitioning="hive").to_table()

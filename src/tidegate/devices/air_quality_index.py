@@ -1,7 +1,8 @@
-"""The European Air Quality Index: how bad a concentration is, from 1 good to 6 extremely poor.
+"""The European Air Quality Index: rates a concentration from 1 (good) to 6 (extremely poor).
 
-As the European Environment Agency revised it in 2024 (ETC HE Report 2024/17): for hourly concentrations of five
-pollutants, the highest of each band but the last in ug/m3, its end included. A place is as bad as the worst of them.
+This is the version that the European Environment Agency revised in 2024 (ETC HE Report 2024/17), for hourly
+concentrations of five pollutants in ug/m3. BANDS has the upper bound of each band except the last, inclusive. The index
+of a place is that of its worst pollutant.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The official CSV files of the Madrid region's air quality network, as notifications in the order of time.
+"""Reads the official CSV files of the Madrid region's air quality network, as notifications in time order.
 
-Devices stand at the start of the path; here their past is read back from what the network publishes (UTF-8 with or
+Devices are the start of the path; this module replays past measurements that the network publishes (UTF-8 with or
 without BOM, `;`, decimal comma). A line is one series of one day: `hNN` is the value of the hour that ends at NN:00,
-`vNN` its flag, V valid, T provisional, N missing. The series of a station and an hour become one notification.
+`vNN` its flag: V valid, T provisional, N missing. All series of a station and an hour become one notification.
 
-Times are the local ones of the file (Europe/Madrid), written without a zone such as `2026-05-13T08:00:00`: the file
-cannot say which of the two is meant in the hour that autumn repeats. Invariant: a file is taken whole or not at all.
+Times are the local times of the file (Europe/Madrid), written without a zone, such as `2026-05-13T08:00:00`: the file
+does not distinguish the two occurrences of the hour that repeats in autumn. Invariant: a file is accepted as a whole or
+not at all.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from tidegate.notification import Value
 
-# Three years of the whole network; a series takes about seven times its text in memory.
+# About three years of the whole network. In memory a series takes about seven times the size of its text.
 FILE_BYTES_MAX: Final = 32 * 1024 * 1024
 
 _HOURS: Final = tuple(f"{hour:02}" for hour in range(1, 25))
@@ -37,14 +38,13 @@ _KNOWN: Final = {each.code: each.attributes() for each in STATIONS}
 
 
 def read_official_csv(path: str | os.PathLike[str]) -> Iterator[dict[str, Value]]:
-    """One notification a station and hour, with `provisional` true when any of its values is.
+    """Returns one notification per station and hour. `provisional` is true if any of its values is provisional.
 
-    Missing values are left out, and so are hours without any value. A station outside the known 28 has its code only;
-    a pollutant without a name here is called by its number, as `magnitude_81`. Where two series measure the same
-    (an analyser was replaced), the first in the file that has a value counts.
+    Missing values are left out, and so are hours without any value. A station outside the known 28 has only its code. A
+    pollutant without a name here is named by its number, such as `magnitude_81`. If two series measure the same
+    pollutant (an analyser was replaced), the first one in the file that has a value counts.
 
-    The file is read and checked when this is called. Raises BadInput D801 to D809 with file, line and column.
-    """
+    The file is read and checked when this is called. Raises BadInput D801 to D809 with file, line and column."""
     name = os.fspath(path)
     days: dict[datetime, list[_Series]] = {}
     for line in _split_lines(name, _read_text(name)):
@@ -53,7 +53,7 @@ def read_official_csv(path: str | os.PathLike[str]) -> Iterator[dict[str, Value]
 
 
 class _Series(NamedTuple):
-    """What one line says of its day: 24 values, None where missing, and their flags."""
+    """One line of the file, which covers one day: 24 values, None where missing, and their flags."""
 
     station: str
     pollutant: str
@@ -62,7 +62,7 @@ class _Series(NamedTuple):
 
 
 def _notifications(days: dict[datetime, list[_Series]]) -> Iterator[dict[str, Value]]:
-    # A day's last hour ends at the midnight before the next day's first, so days in order give hours in order.
+    # A day's last hour ends at midnight, before the first hour of the next day: sorted days give sorted hours.
     for day in sorted(days):
         in_station_order = sorted(days[day], key=lambda series: series.station)
         for hour in range(24):
@@ -85,7 +85,7 @@ def _merge(of_station: Iterable[_Series], hour: int) -> dict[str, Value]:
 
 
 class _Line(NamedTuple):
-    """One line of the file by column, and where it stands."""
+    """One line of the file by column, and its place in the file."""
 
     file: str
     number: int
@@ -141,19 +141,19 @@ def _check_columns(name: str, columns: Iterable[str]) -> None:
     if len(missing) == len(_COLUMNS):
         raise BadInput(
             "D802",
-            f"{name}, line 1: this is not the official format, no column of it is there",
+            f"{name}, line 1: this is not the official format: it has none of its columns",
             "the first line reads provincia;municipio;estacion;magnitud;punto_muestreo;ano;mes;dia;h01;v01;…",
         )
     if missing:
         raise BadInput(
             "D803",
             f"{name}, line 1: the column {missing[0]} is missing ({len(missing)} in all)",
-            "add it, or take the file anew",
+            "add it, or download the file again",
         )
 
 
 def _parse_series(line: _Line) -> _Series:
-    code = line.match("punto_muestreo", _SAMPLING_POINT, "D808", "it starts with the station's eight digits")[1]
+    code = line.match("punto_muestreo", _SAMPLING_POINT, "D808", "start it with the eight digits of the station")[1]
     magnitude = int(line.match("magnitud", _WHOLE, "D804", "write the pollutant's number, such as 8 for NO2")[0])
     pollutant = MAGNITUDES.get(magnitude, f"magnitude_{magnitude}")
     values = tuple(_parse_value(line, hour) for hour in _HOURS)
@@ -166,7 +166,9 @@ def _parse_day(line: _Line) -> datetime:
         midnight = datetime(year, month, day)
         midnight + timedelta(days=1)
     except (ValueError, OverflowError) as error:
-        line.refuse("D805", "dia", f"makes no date of {year}-{month}-{day} ({error})", "correct ano, mes and dia")
+        line.refuse(
+            "D805", "dia", f"does not make a valid date: {year}-{month}-{day} ({error})", "correct ano, mes and dia"
+        )
     return midnight
 
 
@@ -175,7 +177,7 @@ def _parse_value(line: _Line, hour: str) -> float | None:
     if flag == "N" or not (text or flag):
         return None
     if flag not in ("V", "T"):
-        line.refuse("D807", f"v{hour}", "is no flag", "flags are V valid, T provisional, N missing")
+        line.refuse("D807", f"v{hour}", "is not a flag", "use V for valid, T for provisional or N for missing")
     if not text:
         return None
     line.match(f"h{hour}", _DECIMAL, "D804", "write a number with a decimal comma, such as 0,3")

@@ -1,13 +1,13 @@
-"""Readings: what the stations would measure, as an endless stream made from a seed.
+"""Readings: simulates the measurements of the stations, as an endless stream determined by a seed.
 
-Devices stand at the start of the path, and this is where a demo's or a benchmark's notifications come from. The model
-is one number a station, its load (the traffic's exhaust that the air does not carry off), from which all pollutants
-follow: load = exposure of the station x rhythm of the day x stagnation of the air. Ozone has the sun as its source and
-the load as its sink. Outside episodes NO2 stays below 150 ug/m3.
+Devices are the start of the path; this module supplies the notifications of demos and benchmarks. The model has one
+number per station, its load: the traffic exhaust that the air does not carry off. All pollutants follow from it.
+load = exposure of the station x rhythm of the day x stagnation of the air. The sun produces ozone and the load reduces
+it. Outside episodes NO2 stays below 150 ug/m3.
 
-Invariant: one seed, start and step give one stream, on every platform and Python version. Hence the model uses
-`Random.random` alone, the one method whose sequence Python promises to keep, and the four operations of IEEE
-arithmetic; `gauss` and `exp` would bring in the platform's mathematical library.
+Invariant: one seed, start and step give one stream, on every platform and Python version. Hence the model
+uses only `Random.random`, the one method whose sequence Python guarantees, and the four operations of IEEE arithmetic;
+`gauss` and `exp` would depend on the platform's mathematical library.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ NOISE: Final = 0.06
 
 _HOUR: Final = timedelta(hours=1)
 
-# By the local hour: traffic relative to its peaks at 8 and 20, and the ozone (ug/m3) of clean air, highest at 16.
+# By local hour: traffic relative to its peaks at 8 and 20, and the ozone (ug/m3) of clean air, highest at 16.
 _TRAFFIC: Final = (
     *(0.30, 0.22, 0.17, 0.15, 0.16, 0.25, 0.50, 0.85, 1.00, 0.85, 0.65, 0.52),
     *(0.45, 0.42, 0.40, 0.40, 0.45, 0.60, 0.80, 0.95, 1.00, 0.85, 0.60, 0.42),
 )
 _OZONE: Final = (62, 60, 58, 56, 54, 52, 50, 50, 54, 62, 72, 82, 91, 98, 103, 106, 107, 105, 100, 92, 82, 74, 68, 65)
 _DAY_OF_WEEK: Final = (1.0, 1.0, 1.0, 1.0, 1.0, 0.75, 0.6)
-# The load that takes away half of the ozone.
+# The load that halves the ozone.
 _OZONE_HALF_LOAD: Final = 2.0
 
 _EXPOSURE: Final = {
@@ -56,7 +56,7 @@ _EXPOSURE: Final = {
 }
 
 # Each pollutant as floor + gain * load + share * ozone, in steps of 1/per_unit as the network publishes it
-# (CO and hydrocarbons in mg/m3, all others in ug/m3). NOx is not here: an analyser derives it from NO and NO2.
+# (CO and hydrocarbons in mg/m3, all others in ug/m3). NOx is missing here: an analyser derives it from NO and NO2.
 _RESPONSE: Final[dict[str, tuple[float, float, float, int]]] = {
     "SO2": (2.0, 2.0, 0.0, 1),
     "CO": (0.25, 0.25, 0.0, 10),
@@ -79,19 +79,18 @@ _NO_AS_NO2: Final = 1.53
 def readings(
     seed: int, start: datetime, step: timedelta, stations: Sequence[Station] = STATIONS
 ) -> Iterator[dict[str, Value]]:
-    """Endless notifications in the order of time: at every step one of each station, in the order given.
+    """Returns endless notifications in time order: at every step one from each station, in the order given.
 
-    `start` without a zone is UTC; the attribute `time` is UTC, while the daily rhythm follows Madrid's clocks.
-    About 1 % of the values are missing, as an attribute left out.
+    A `start` without a zone is UTC. The attribute `time` is UTC, while the daily rhythm follows Madrid's clocks. About
+    1 % of the values are missing: their attribute is left out.
 
     Two or three times a week the air stands still over the whole region for 6 hours to 2 days. In such an episode NO2
-    passes 180 to 200 ug/m3 at urban stations, and particles rise. The first always comes within 24 hours and then
-    passes 200 at every urban traffic station (seen with steps up to an hour), because a demo needs its alert.
+    exceeds 180 to 200 ug/m3 at urban stations, and particles rise. The first episode always comes within 24 hours and
+    exceeds 200 at every urban traffic station (seen with steps up to an hour), because a demo needs an alert.
 
-    Raises BadInput D811 for a step that is not between 1 us and a day, or for no stations.
-    """
+    Raises BadInput D811 for a step that is not between 1 us and a day, or for no stations."""
     if not timedelta(0) < step <= STEP_MAX:
-        raise BadInput("D811", f"the step {step} is out of range", f"use more than nothing and at most {STEP_MAX}")
+        raise BadInput("D811", f"the step {step} is out of range", f"use more than 0 and at most {STEP_MAX}")
     if not stations:
         raise BadInput("D811", "there is no station to read", "give at least one; STATIONS holds all 28")
     start = start.replace(tzinfo=UTC) if start.tzinfo is None else start.astimezone(UTC)
@@ -99,12 +98,12 @@ def readings(
 
 
 def _stream(seed: int, start: datetime, step: timedelta, stations: Sequence[Station]) -> Iterator[dict[str, Value]]:
-    # Two sources, so that a seed keeps its weather and its episodes whatever the width of the step.
+    # Two random sources, so that a seed gives the same weather and episodes for every step width.
     weather = Weather(Random(2 * seed), [each.zone for each in stations])  # noqa: S311  simulation
     random = Random(2 * seed + 1)  # noqa: S311  simulation
     probes = [_Probe.of(each, random) for each in stations]
     noise = random.random
-    # One precision throughout, so that the texts sort as the times do.
+    # One precision for all texts, so that they sort like the times.
     precision = "microseconds" if start.microsecond or step.microseconds else "seconds"
     hour = start.replace(minute=0, second=0, microsecond=0)
     before, after = _conditions(hour, weather, probes), _conditions(hour + _HOUR, weather, probes)
@@ -123,7 +122,7 @@ def _stream(seed: int, start: datetime, step: timedelta, stations: Sequence[Stat
 
 @dataclass(frozen=True, slots=True)
 class _Probe:
-    """A station with its instruments: turns the load and the ozone of an instant into one notification."""
+    """A station with its instruments. Turns the load and the ozone at one instant into one notification."""
 
     zone: str
     exposure: float
@@ -133,7 +132,8 @@ class _Probe:
 
     @classmethod
     def of(cls, place: Station, random: Random) -> _Probe:
-        """Two stations alike in kind still differ by some per cent: streets, heights, trees."""
+        """Makes the probe of a station. Stations of the same kind still differ by some per cent, as streets, heights
+        and trees do."""
         exposure = _EXPOSURE[place.area, place.kind] * (0.95 + 0.1 * random.random())
         responses = tuple((name, *_RESPONSE[name]) for name in place.pollutants if name in _RESPONSE)
         return cls(place.zone, exposure, place.attributes(), responses, "NOx" in place.pollutants)
@@ -152,14 +152,14 @@ class _Probe:
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
-    """The state of the region at a full hour: the clean air's ozone, and the load of each station."""
+    """The state of the region at a full hour: the ozone of clean air, and the load of each station."""
 
     ozone: float
     loads: list[float]
 
 
 def _conditions(hour: datetime, weather: Weather, probes: Sequence[_Probe]) -> _Conditions:
-    """Moves the weather on by an hour, to `hour`."""
+    """Advances the weather by an hour, to `hour`, and returns the conditions then."""
     weather.advance()
     local = hour + madrid_offset(hour)
     traffic = _TRAFFIC[local.hour]

@@ -1,9 +1,9 @@
 """The 28 stations of the Madrid region's air quality network, and the names of what they measure.
 
-Devices stand at the start of the path; a station is the unchanging part of what one publishes. The facts are those
-of the open data of the Comunidad de Madrid, Red de Calidad del Aire, licence CC BY 4.0 ("Fuente: Comunidad de Madrid,
-Red de Calidad del Aire, CC BY 4.0"): the list of stations of 2025-09-30, and the series published on 2026-05-13 for
-what each measures. Two misspelt names are corrected; altitudes are as published, also Majadahonda's 360 m.
+Devices are the start of the path; a station holds the constant part of what one device publishes. The facts come from
+the open data of the Comunidad de Madrid, Red de Calidad del Aire, licence CC BY 4.0 ("Fuente: Comunidad de Madrid, Red
+de Calidad del Aire, CC BY 4.0"): the list of stations of 2025-09-30, and for what each measures the series published on
+2026-05-13. Two misspelt names are corrected. Altitudes are as published, including Majadahonda's 360 m.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tidegate.errors import BadInput
 if TYPE_CHECKING:
     from tidegate.notification import Value
 
-# How the licence wants the facts and the data of the network to be attributed.
+# The attribution that the licence requires for the facts and the data of the network.
 ATTRIBUTION: Final = "Fuente: Comunidad de Madrid, Red de Calidad del Aire, CC BY 4.0"
 
 Area: TypeAlias = Literal["urban", "suburban", "rural"]
@@ -97,7 +97,7 @@ class Station:
     pollutants: tuple[str, ...]
 
     def attributes(self) -> dict[str, Value]:
-        """The part that every notification of this station repeats."""
+        """Returns the attributes that every notification of this station repeats."""
         return {
             "station": self.code,
             "name": self.name,
@@ -110,11 +110,13 @@ class Station:
 
 
 def station(code: str) -> Station:
-    """The station of an eight-digit code. Raises BadInput D810 for a code outside the network."""
+    """Returns the station with an eight-digit code. Raises BadInput D810 for a code outside the network."""
     found = _BY_CODE.get(code)
     if found is None:
         raise BadInput(
-            "D810", f"no station has the code {code!r}", f"codes are eight digits, such as {STATIONS[0].code!r}"
+            "D810",
+            f"no station has the code {code!r}",
+            f"use the eight digits of a station, such as {STATIONS[0].code!r}",
         )
     return found
 

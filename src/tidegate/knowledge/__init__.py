@@ -1,12 +1,12 @@
-"""The knowledge base: facts that everyone shares, as a graph of triples, and questions that stay open.
+"""The knowledge base: shared facts as a graph of RDF triples, and persistent queries on it.
 
     SSAP · HTTP ─► request pool ─► graph (pyoxigraph) ─► delta ─► persistent queries ─► indications
 
-A change of the graph is atomic and answers with its delta, the triples that were really added and removed; everything
-that follows (indications, notifications on the path, caches) is made of deltas, never of what somebody meant to change.
+A change of the graph is atomic and returns its delta: the triples that were actually added and removed. Indications,
+notifications and cache invalidation are all derived from deltas, never from the request that asked for a change.
 """
 
 from typing import Final
 
-# Of a broker's data directory.
+# The name of the knowledge base's directory inside the broker's data directory.
 DIRECTORY: Final = "knowledge"

@@ -1,16 +1,22 @@
-"""One knowledge base: the graph, the persistent queries on it, and the request pool before it.
+"""One knowledge base: the graph, the persistent queries on it, and the request pool in front of it.
 
-Listeners submit jobs and are called back with the answer and the load. Changes and masks take microseconds and run at
-once, on the event loop. SPARQL, which may take long, is evaluated by workers, under limits: queries in a lane of their
-own; updates, and queries that stay open, in the lane of changes. An update changes nothing before the worker has told
-its whole delta. After each change and before its answer, cached answers that it touches are forgotten, `publish` and
-the workers get its delta, and the persistent queries find out whom it concerns: who is confirmed a change knows that
-every later answer and indication has it. While queries that it concerns are asked again the next change waits, and
-nothing else. Subscribers take their indications when they can; none of them holds up a change.
+Listeners submit jobs, and are called back with the answer and the load. Changes and mask queries take microseconds and
+run immediately, on the event loop. SPARQL may take long, so workers evaluate it under limits: queries in a lane of
+their own, updates in the lane of changes. An update changes nothing until the worker has sent its complete delta.
 
-A subscription whose connection is lost is kept for `resume_s`, for a client that comes back to go on.
+After each change and before its answer, the pool drops the cached answers that it affects. `publish`, the workers and
+the persistent queries of masks receive its delta. A confirmed change is therefore visible to every later answer. Other
+open questions only become stale. Workers of their own evaluate them when their turn comes in the schedule, so a change
+never waits for them, however expensive they are. A change is confirmed once it has the configured durability.
+Subscribers take their indications at their own pace, and never delay a change.
 
-What may go wrong: what the parts refuse, which is the answer; a mistake of the broker (K118), which is logged.
+A subscription whose connection is lost is kept for `resume_s`, so that the client can reconnect and resume it.
+
+When the disk cannot store changes, they are refused (K131) and queries still work. `tick` reopens the store once the
+disk has room.
+
+What may go wrong: an error of one of the parts, which is sent as the answer; a bug in the broker (K118), which is
+logged.
 """
 
 from __future__ import annotations
@@ -18,29 +24,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
+import types
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Coroutine, Generator
 from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from tidegate.errors import KnowledgeError, Overloaded, TidegateError
+from tidegate.errors import KnowledgeError, Overloaded, Refusals, TidegateError, Unavailable
 from tidegate.knowledge import question as questions
 from tidegate.knowledge import sparql
-from tidegate.knowledge.graph import Delta, Graph, NewTriple
-from tidegate.knowledge.persistent_query import Indication, PersistentQueries, Resumption
+from tidegate.knowledge.confirmations import Confirmations, Durability
+from tidegate.knowledge.evaluation_schedule import EvaluationBudget, EvaluationSchedule, Turn
+from tidegate.knowledge.graph import Delta, Graph
+from tidegate.knowledge.notifier import Notifier, OnNews
+from tidegate.knowledge.persistent_query import EvaluatedQuestion, Evaluation, Indication, PersistentQueries, Resumption
 from tidegate.knowledge.question import Question, Result, SparqlQuery
 from tidegate.knowledge.request_pool import Lane, Load, PoolRequest, PoolSettings, PoolStatistics, RequestPool
 from tidegate.knowledge.sparql_workers import SparqlLimits, SparqlWorkers
-from tidegate.knowledge.terms import Mask, Triple
+from tidegate.knowledge.store_files import Damaged
+from tidegate.knowledge.terms import Blank, Mask, Masks, NewTriple, Triple
 
 log = logging.getLogger(__name__)
 
 QUESTIONS_REMEMBERED: Final = 4096
 SHARED_CHARACTERS_MAX: Final = 16 * 1024
 RESUME_S: Final = 60.0
+TRIPLE_BYTES: Final = 400  # the memory of a triple, without its texts
+REOPEN_S: Final = 1.0
 
 
 class ChangeJob(msgspec.Struct, frozen=True):
@@ -51,8 +65,8 @@ class ChangeJob(msgspec.Struct, frozen=True):
 
 
 class InsertsJob(msgspec.Struct, frozen=True):
-    """Inserts that came together, and are committed together; answered with a list of what each is answered with alone:
-    its Delta, or an error."""
+    """Inserts that arrived together and are committed together. Answered with a list: the Delta or the error of each
+    insert."""
 
     inserts: tuple[tuple[NewTriple, ...], ...]
 
@@ -70,18 +84,21 @@ class AskJob(msgspec.Struct, frozen=True):
 
 
 class SubscribeJob(msgspec.Struct, frozen=True):
-    """Answered with a Subscribed. `on_news` is called whenever there is something to take, and when nothing can be
-    taken any more (K117). Without an id it gets one that nobody can guess; indications are numbered on from
-    `sequence`."""
+    """Answered with a Subscribed.
+
+    `on_news` is called whenever an indication can be taken, and when the broker has ended the subscription. `take` then
+    raises the reason, or K117. Without an id, the subscription gets a random one that cannot be guessed. The number of
+    its first indication is `sequence` + 1.
+    """
 
     question: Question
-    on_news: Callable[[], None]
+    on_news: OnNews
     subscription_id: str = ""
     sequence: int = 0
 
 
 class CheckJob(msgspec.Struct, frozen=True):
-    """Answered with nothing, in its turn among the queries: for subscribers who ask whether they have everything."""
+    """Answered with nothing, after waiting in the lane of queries. Subscribers use it to check for lost indications."""
 
 
 class Subscribed(msgspec.Struct, frozen=True):
@@ -91,12 +108,24 @@ class Subscribed(msgspec.Struct, frozen=True):
 
 Job: TypeAlias = ChangeJob | InsertsJob | UpdateJob | AskJob | SubscribeJob | CheckJob
 OnAnswer: TypeAlias = Callable[[Any, Load | None], None]
-_LATER: Final = object()  # instead of an answer that a worker will give
+# A request to a worker: sends it, and takes the callback for the answer and the seconds that the evaluation took.
+_WorkerRequest: TypeAlias = Callable[[Callable[..., None]], None]
+_Run: TypeAlias = Coroutine[_WorkerRequest, tuple[Any, float], Any]
+
+
+@types.coroutine
+def _wait_for(request: _WorkerRequest) -> Generator[_WorkerRequest, tuple[Any, float], tuple[Any, float]]:
+    """Suspends the run of a job until a worker answers. Returns the answer and the seconds, or raises the error."""
+    return (yield request)
 
 
 class KnowledgeBase:
-    """To be used on the thread of an event loop. `on_answer` gets the answer, or a TidegateError, once; perhaps before
-    `submit` returns. `check_room` raises Overloaded when `publish` should get no more deltas."""
+    """Answers every job exactly once, by calling `on_answer` with the answer or a TidegateError.
+
+    Use it on the thread of an event loop. The call of `on_answer` may happen before `submit` returns. `check_room`
+    raises Overloaded when `publish` cannot take more deltas; the change is then refused. `notifier` calls the
+    subscribers that have an indication to take.
+    """
 
     def __init__(
         self,
@@ -108,14 +137,25 @@ class KnowledgeBase:
         now_s: Callable[[], float] = time.monotonic,
         limits: SparqlLimits | None = None,
         service_kps: Collection[str] = (),
+        refusals: Refusals | None = None,
+        durability: Durability = "os",
+        budget: EvaluationBudget | None = None,
+        notifier: Notifier | None = None,
     ) -> None:
         settings = settings or PoolSettings()
         self.graph = graph
+        self.refusals = refusals if refusals is not None else Refusals()
         self.pool = RequestPool(settings)
         self.workers = SparqlWorkers(graph, settings.query_workers, limits)
         self._masks_of = lru_cache(QUESTIONS_REMEMBERED)(lambda question: questions.masks_of(graph, question))
-        self.queries = PersistentQueries(lambda question: questions.ask(graph, question), self._masks_of)
-        self.spread_s = 0.0  # over which those whom the last change concerns should spread their fetches
+        self.queries = PersistentQueries(
+            partial(questions.find, graph), self._masks_of, on_closed=lambda question: self.schedule.on_closed(question)
+        )
+        self.schedule = EvaluationSchedule(self.queries.owners_of, budget)
+        self.confirmations = Confirmations(
+            graph.sync if durability == "fsync" and graph.is_on_disk else None, settings.requests_max
+        )
+        self.notifier = notifier or Notifier()
         self._publish = publish
         self._check_room = check_room
         self._service_kps = frozenset(service_kps)
@@ -124,20 +164,28 @@ class KnowledgeBase:
         self._jobs: dict[int, tuple[Job, str, OnAnswer]] = {}
         self._next_ticket = 0
         self._is_running = False
-        self._on_news: dict[str, Callable[[], None]] = {}
+        self._is_evaluating = False
+        self._is_stopped = False
+        self._next_turn: asyncio.TimerHandle | None = None
+        self._reopened_s = -math.inf
         self._detached_s: dict[str, float] = {}
 
     def submit(self, kp: str, job: Job, on_answer: OnAnswer) -> None:
-        """`kp` is whose quota counts; those among `service_kps`, by this or by what follows a slash, come first."""
+        """Submits a job. It counts towards the quota of `kp`.
+
+        Service KPs are served first. A KP is a service if its name, or the part after its last slash, is in
+        `service_kps`.
+        """
         self._next_ticket += 1
         ticket = self._next_ticket
         try:
             is_service = kp in self._service_kps or kp.rpartition("/")[2] in self._service_kps
-            request = self._request(ticket, kp, job, is_service)
+            request = msgspec.structs.replace(self._request(ticket, kp, job, is_service), size_bytes=_size_of(job))
             if isinstance(job, ChangeJob | InsertsJob | UpdateJob):
                 self._check_changes()
             answered = self.pool.on_request(request, self._now_s())
         except TidegateError as error:
+            self._note(error)
             on_answer(error, None)
             return
         if answered is not None:
@@ -149,54 +197,68 @@ class KnowledgeBase:
     def take(self, subscription_id: str) -> Indication | None:
         try:
             return self.queries.take(subscription_id)
-        except KnowledgeError:
-            self._on_news.pop(subscription_id, None)
+        except TidegateError:
+            self.notifier.detach(subscription_id)
             raise
 
+    @property
+    def spread_s(self) -> float:
+        """The time over which the subscribers notified last should spread their fetches."""
+        return self.notifier.spread_s
+
     def sequence_of(self, subscription_id: str) -> int:
-        """The number of the last indication that was taken."""
+        """Returns the number of the last indication that was taken."""
         return self.queries.sequence_of(subscription_id)
 
-    def resume(self, subscription_id: str, last_sequence: int, on_news: Callable[[], None]) -> Resumption:
-        """Goes on with a subscription on another connection."""
+    def resume(self, subscription_id: str, last_sequence: int, on_news: OnNews) -> Resumption:
+        """Resumes a subscription on another connection."""
         resumption = self.queries.resume(subscription_id, last_sequence)
         self._detached_s.pop(subscription_id, None)
-        self._on_news[subscription_id] = on_news
+        self.notifier.attach(subscription_id, on_news)
         return resumption
 
     def detach(self, subscription_id: str, is_kept: bool = False) -> None:
-        """Its connection is lost; it may come back, within `resume_s` unless it is kept."""
-        if self._on_news.pop(subscription_id, None) is not None and not is_kept:
+        """Detaches a subscription from a lost connection. It can be resumed within `resume_s`, or at any time if
+        `is_kept`."""
+        if self.notifier.detach(subscription_id) and not is_kept:
             self._detached_s[subscription_id] = self._now_s()
 
     def unsubscribe(self, subscription_id: str) -> None:
         self.queries.unsubscribe(subscription_id)
-        self._on_news.pop(subscription_id, None)
+        self.notifier.detach(subscription_id)
         self._detached_s.pop(subscription_id, None)
 
     def tick(self) -> None:
-        """Ends the subscriptions that nobody came back for."""
+        """Ends detached subscriptions that were not resumed in time, and reopens a store that could not be written."""
         now_s = self._now_s()
+        if self.graph.failure is not None and now_s - self._reopened_s >= REOPEN_S:
+            self._reopened_s = now_s
+            self.graph.reopen()
         for subscription_id, detached_s in list(self._detached_s.items()):
             if now_s - detached_s > self._resume_s:
                 del self._detached_s[subscription_id]
-                with contextlib.suppress(KnowledgeError):  # its question could be answered no more
+                with contextlib.suppress(TidegateError):  # the broker has already ended the subscription
                     self.queries.unsubscribe(subscription_id)
 
     def pool_statistics(self) -> PoolStatistics:
         return self.pool.statistics(self._now_s())
 
+    def _note(self, error: TidegateError) -> None:
+        if isinstance(error, Overloaded):
+            self.refusals.note(error)
+
     def _check_changes(self) -> None:
-        if self._check_room is None:
-            return
         try:
-            self._check_room()
+            self.confirmations.check_room()
+            if self._check_room is not None:
+                self._check_room()
         except Overloaded:
             self.pool.count_refused(Lane.CHANGES)
             raise
 
     async def call(self, kp: str, job: Job) -> tuple[Any, Load | None]:
-        """Submits a job and waits; its answer and the load, or its error raised. Whoever is cancelled is not told."""
+        """Submits a job and waits for it. Returns the answer and the load, or raises the error. After a cancellation,
+        the answer is discarded."""
         done: asyncio.Future[tuple[Any, Load | None]] = asyncio.get_running_loop().create_future()
 
         def on_answer(answer: Any, load: Load | None) -> None:
@@ -211,8 +273,13 @@ class KnowledgeBase:
         return await done
 
     async def stop(self) -> None:
-        """Ends the workers. Whoever still waits for one is told that the broker shuts down."""
+        """Stops the workers. Requests that still wait for one are answered with U702. Committed changes are still
+        confirmed."""
+        self._is_stopped = True
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         await self.workers.stop()
+        await self.confirmations.stop()
 
     def _request(self, ticket: int, kp: str, job: Job, is_service: bool) -> PoolRequest:
         match job:
@@ -227,8 +294,7 @@ class KnowledgeBase:
         if isinstance(question, SparqlQuery):
             sparql.check_length(question.text, sparql.QUERY_CHARACTERS_MAX)
         if isinstance(job, SubscribeJob):
-            # No change may come between the first result of a query and the first change that it is told.
-            lane = Lane.CHANGES if isinstance(question, SparqlQuery) else Lane.SUBSCRIPTIONS
+            lane = Lane.SPARQL if isinstance(question, SparqlQuery) else Lane.SUBSCRIPTIONS
             return PoolRequest(ticket, lane, kp, is_service)
         if not isinstance(question, SparqlQuery):
             return PoolRequest(ticket, Lane.QUERIES, kp, is_service, question, self._masks_of(question))
@@ -237,7 +303,11 @@ class KnowledgeBase:
         return PoolRequest(ticket, Lane.SPARQL, kp, is_service, question, self._masks_of(question))
 
     def _run_started(self) -> None:
-        """Runs what the pool starts, until it starts no more. What a callback submits waits for the next round."""
+        """Runs the requests that the pool starts, until it starts no more.
+
+        Requests that a callback submits wait for the next round of the loop. Stale questions are evaluated afterwards,
+        so that the changes that made them stale are answered first.
+        """
         if self._is_running:
             return
         self._is_running = True
@@ -247,118 +317,135 @@ class KnowledgeBase:
                     self._run(request.ticket)
         finally:
             self._is_running = False
+        self._evaluate()
 
     def _run(self, ticket: int) -> None:
         job, kp, _ = self._jobs[ticket]
-        self._go_on(ticket, partial(self._begin, ticket, job, kp))
+        run = self._do(job, kp)
+        self._step(ticket, run, partial(run.send, None))
 
-    def _go_on(self, ticket: int, step: Callable[[], Any]) -> None:
-        """The one place where every failure of a job becomes an answer."""
+    def _step(self, ticket: int, run: _Run, step: Callable[[], _WorkerRequest]) -> None:
+        """Continues the run of a job until it ends or waits for a worker. This is the only place where failures of jobs
+        become answers.
+
+        The runs are not tasks of asyncio, which would continue in a later round of the event loop. A job that needs no
+        worker is answered immediately, and the delta of an update is applied as soon as it arrives.
+        """
         try:
-            answer = step()
+            request = step()
+            request(partial(self._on_worker_answer, ticket, run))
+            return
+        except StopIteration as end:
+            answer = end.value
         except TidegateError as error:
+            self._note(error)
             answer = error
         except Exception:
             log.exception("a request to the knowledge base failed")
-            answer = TidegateError("K118", "the broker made a mistake", "look into its log")
-        if answer is not _LATER:
-            self._finish(ticket, answer)
+            answer = TidegateError("K118", "internal error in the broker", "see its log, and report it")
+        self._finish(ticket, answer)
 
-    def _then(self, ticket: int, step: Callable[[Any], Any]) -> Callable[[Any], None]:
-        """What a worker is to call with its answer."""
+    def _on_worker_answer(self, ticket: int, run: _Run, answer: Any, took_s: float = 0.0) -> None:
+        is_error = isinstance(answer, TidegateError)
+        self._step(ticket, run, partial(run.throw, answer) if is_error else partial(run.send, (answer, took_s)))
+        self._run_started()
 
-        def on_answer(answer: Any) -> None:
-            self._go_on(ticket, partial(step, answer))
-            self._run_started()
-
-        return on_answer
-
-    def _begin(self, ticket: int, job: Job, kp: str) -> Any:
-        """An answer, or _LATER."""
+    async def _do(self, job: Job, kp: str) -> Any:
+        """Does a job and returns its answer."""
         match job:
             case ChangeJob():
-                return self._on_delta(ticket, self.graph.change(job.removed, job.inserted))
+                return self._on_delta(self.graph.change(job.removed, job.inserted))
             case InsertsJob():
-                return self._insert(ticket, job.inserts)
+                return self._insert(job.inserts)
             case UpdateJob():
-                if sparql.is_data(job.text):
-                    return self._on_delta(ticket, self.graph.update(job.text))
-                self.workers.update(job.text, self._then(ticket, partial(self._on_updated, ticket)))
-                return _LATER
+                return await self._update(job.text)
             case AskJob(SparqlQuery(text)):
-                self.workers.ask(text, self._then(ticket, lambda answer: answer))
-                return _LATER
+                result, _ = await _wait_for(partial(self.workers.ask, text))
+                return result
             case AskJob():
                 return questions.ask(self.graph, job.question)
             case CheckJob():
                 return None
-        if not isinstance(job.question, SparqlQuery) or self.queries.is_open(job.question):
-            return self._subscribe(job, kp, None)
-        self.queries.check_room(kp)
-        self.workers.ask_open(job.question.text, self._then(ticket, partial(self._subscribe, job, kp)))
-        return _LATER
+        return await self._subscribe(job, kp)
+
+    async def _update(self, text: str) -> Delta:
+        if sparql.is_data(text):
+            return self._on_delta(self.graph.update(text))
+        self.graph.check_writable()
+        delta, _ = await _wait_for(partial(self.workers.update, text))
+        # Changes run one at a time, so the graph is as the worker saw it, and the delta must apply exactly.
+        applied = self.graph.apply(delta)
+        assert (set(applied.added), set(applied.removed)) == (set(delta.added), set(delta.removed)), (
+            "the worker's copy differs from the graph"
+        )
+        return self._on_delta(delta)
+
+    async def _subscribe(self, job: SubscribeJob, kp: str) -> Subscribed:
+        subscription_id, question = job.subscription_id or str(uuid.uuid4()), job.question
+        if isinstance(question, Masks):
+            result = self.queries.subscribe(subscription_id, kp, question, job.sequence)
+        else:
+            await self._open(question, kp)
+            result, is_stale = self.queries.subscribe_open(subscription_id, kp, question, job.sequence)
+            if is_stale:
+                self.schedule.on_stale(question, self._now_s())
+        self.notifier.attach(subscription_id, job.on_news)
+        return Subscribed(subscription_id, result)
+
+    async def _open(self, question: EvaluatedQuestion, kp: str) -> None:
+        """Opens a question. Evaluates it first, unless its current result is known."""
+        evaluation = self.queries.open(kp, question)
+        if evaluation is None:
+            return
+        try:
+            if isinstance(question, SparqlQuery):
+                result, took_s = await _wait_for(partial(self.workers.ask_first, question))
+            else:
+                result, took_s = questions.ask(self.graph, question), 0.0
+            notified = self.queries.on_first_answer(evaluation, result)
+        except TidegateError:
+            self.queries.end_opening(question)
+            raise
+        self.schedule.on_measured(question, took_s)
+        if notified:
+            self._notify(notified, Lane.SPARQL)
 
     def _finish(self, ticket: int, answer: Any) -> None:
         now_s = self._now_s()
         if isinstance(answer, TidegateError):
             for waiting in self.pool.on_failed(ticket, now_s):
-                self._call_back(waiting, answer, None)
+                self._send_answer(waiting, answer, None)
         else:
             for answered in self.pool.on_done(ticket, answer, now_s):
-                self._call_back(answered.ticket, answered.answer, answered.load)
+                self._send_answer(answered.ticket, answered.answer, answered.load)
 
-    def _call_back(self, ticket: int, answer: Any, load: Load | None) -> None:
-        _, _, on_answer = self._jobs.pop(ticket)
-        on_answer(answer, load)
+    def _send_answer(self, ticket: int, answer: Any, load: Load | None) -> None:
+        job, _, on_answer = self._jobs.pop(ticket)
+        if isinstance(answer, TidegateError) or not isinstance(job, ChangeJob | InsertsJob | UpdateJob):
+            on_answer(answer, load)
+            return
 
-    def _subscribe(self, job: SubscribeJob, kp: str, first: Result | TidegateError | None) -> Subscribed:
-        if isinstance(first, TidegateError):
-            raise first
-        subscription_id = job.subscription_id or str(uuid.uuid4())
-        result = self.queries.subscribe(subscription_id, kp, job.question, first, job.sequence)
-        self._on_news[subscription_id] = job.on_news
-        return Subscribed(subscription_id, result)
+        def confirm(error: TidegateError | None) -> None:
+            on_answer(answer if error is None else error, load if error is None else None)
 
-    def _on_updated(self, ticket: int, answer: Delta | TidegateError) -> Any:
-        if isinstance(answer, TidegateError):
-            raise answer
-        applied = self.graph.apply(answer)
-        assert (set(applied.added), set(applied.removed)) == (set(answer.added), set(answer.removed)), (
-            "a worker is astray"
-        )
-        return self._on_delta(ticket, answer)
+        is_changed = any(isinstance(delta, Delta) and delta for delta in (answer if type(answer) is list else [answer]))
+        self.confirmations.confirm(confirm, is_changed)
 
-    def _insert(self, ticket: int, inserts: tuple[tuple[NewTriple, ...], ...]) -> Any:
-        """In one transaction, unless there are open questions which have to be asked after each of the inserts, when
-        the graph has no later one."""
-        if not self.queries.are_masks:
-            return self._insert_each(ticket, inserts, [])
+    def _insert(self, inserts: tuple[tuple[NewTriple, ...], ...]) -> list[Delta | TidegateError]:
+        """Makes all inserts in one transaction, or one after another when one of them is refused."""
         try:
-            deltas = self.graph.insert_together(inserts)
-        except KnowledgeError:  # of one of them, which is found out
-            return self._insert_each(ticket, inserts, [])
-        return [self._on_delta(ticket, delta) for delta in deltas]
+            return [self._on_delta(delta) for delta in self.graph.insert_together(inserts)]
+        except KnowledgeError:
+            return [self._insert_alone(inserted) for inserted in inserts]
 
-    def _insert_each(
-        self, ticket: int, inserts: tuple[tuple[NewTriple, ...], ...], done: list[Delta | TidegateError]
-    ) -> Any:
-        """Goes on with those that are not done yet."""
+    def _insert_alone(self, inserted: tuple[NewTriple, ...]) -> Delta | TidegateError:
+        try:
+            return self._on_delta(self.graph.change((), inserted))
+        except TidegateError as error:
+            return error
 
-        def on_told(delta: Delta) -> Any:
-            return self._insert_each(ticket, inserts, [*done, delta])
-
-        while len(done) < len(inserts):
-            try:
-                delta = self._on_delta(ticket, self.graph.change((), inserts[len(done)]), on_told)
-            except KnowledgeError as error:
-                delta = error
-            if delta is _LATER:
-                return _LATER
-            done.append(delta)
-        return done
-
-    def _on_delta(self, ticket: int, delta: Delta, on_told: Callable[[Delta], Any] = lambda delta: delta) -> Any:
-        """The delta, when all whom it concerns are told; or _LATER, and then what `on_told` makes of it."""
+    def _on_delta(self, delta: Delta) -> Delta:
+        """Passes a change on to caches, workers, subscribers of masks and `publish`. Other questions become stale."""
         if not delta:
             return delta
         self.pool.on_change(delta)
@@ -367,33 +454,76 @@ class KnowledgeBase:
             self._publish(delta)
         began_s = self._now_s()
         concern = self.queries.on_change(delta)
-        self._tell(concern.told, Lane.QUERIES)
-        if not concern.to_ask:
-            self.pool.on_notified(self._now_s() - began_s, began_s)
-            return delta
+        self._notify(concern.notified, Lane.QUERIES)
+        for question in concern.stale:
+            self.schedule.on_stale(question, began_s)
+        self.pool.on_notified(self._now_s() - began_s, began_s)
+        return delta
 
-        def on_answer(question: SparqlQuery, answer: Result | TidegateError) -> Any:
-            self._tell(self.queries.on_answer(question, answer), Lane.SPARQL)
-            if self.queries.is_awaiting:
-                return _LATER
-            self.pool.on_notified(self._now_s() - began_s, began_s)
-            return on_told(delta)
+    def _evaluate(self) -> None:
+        """Sends the next stale questions to idle evaluators, and sets a timer for the next turn."""
+        if self._is_evaluating or self._is_stopped:
+            return
+        self._is_evaluating = True
+        try:
+            while turns := self.schedule.start(self._now_s()):
+                for turn in turns:
+                    self._evaluate_turn(turn)
+        finally:
+            self._is_evaluating = False
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        if (wait_s := self.schedule.wait_s(self._now_s())) is not None:
+            self._next_turn = asyncio.get_running_loop().call_later(wait_s, self._evaluate)
 
-        for question in concern.to_ask:
-            self.workers.ask_open(question.text, self._then(ticket, partial(on_answer, question)))
-        return _LATER
+    def _evaluate_turn(self, turn: Turn) -> None:
+        evaluation = self.queries.begin(turn.question)
+        if evaluation is None:
+            self.schedule.on_evaluated(turn, 0.0, False, self._now_s())
+        else:
+            self.workers.evaluate(turn.question, turn.pace, partial(self._on_evaluated, turn, evaluation))
 
-    def _tell(self, told: list[str], fetched_in: Lane) -> None:
-        self.spread_s = self.pool.spread_s(len(told), fetched_in)
-        for subscription_id in told:
-            on_news = self._on_news.get(subscription_id)
-            try:
-                if on_news is not None:
-                    on_news()
-            except Exception:  # the change is made, and the others are to be told
-                log.exception("the subscriber of %s cannot be told", subscription_id)
+    def _on_evaluated(self, turn: Turn, evaluation: Evaluation, answer: Any, took_s: float) -> None:
+        if isinstance(answer, Unavailable) and not isinstance(answer, Damaged):  # the question is not the cause
+            self.schedule.on_failed(turn, self._now_s())
+        else:
+            notified = self.queries.on_answer(evaluation, answer, turn.held_s)
+            is_stale = self.queries.is_stale(turn.question)
+            self.schedule.on_evaluated(turn, took_s, is_stale, self._now_s())
+            if notified:
+                self._notify(notified, Lane.SPARQL)
+        self._evaluate()
+
+    def _notify(self, notified: list[str], fetched_in: Lane) -> None:
+        self.notifier.notify(notified, self.pool.spread_s(len(notified), fetched_in))
+
+
+def _size_of(job: Job) -> int:
+    """Returns the approximate number of bytes that a request occupies until it is answered."""
+    match job:
+        case UpdateJob():
+            return len(job.text)
+        case ChangeJob():
+            return _size_of_triples(job.inserted) + TRIPLE_BYTES * len(job.removed)
+        case InsertsJob():
+            return sum(map(_size_of_triples, job.inserts))
+        case CheckJob():
+            return 0
+    return len(job.question.text) if isinstance(job.question, SparqlQuery) else TRIPLE_BYTES
+
+
+def _size_of_triples(triples: tuple[NewTriple | Triple, ...]) -> int:
+    return sum(
+        TRIPLE_BYTES
+        + sum(
+            len(term.label if isinstance(term, Blank) else term.text)
+            for term in (each.subject, each.predicate, each.object)
+        )
+        for each in triples
+    )
 
 
 def _can_be_shared(text: str) -> bool:
-    """Whether a query may be answered together with its equals; very long ones are not worth remembering."""
+    """Reports whether equal queries may share one evaluation. Very long ones are not worth caching."""
     return len(text) <= SHARED_CHARACTERS_MAX and sparql.is_repeatable(text)

@@ -1,11 +1,11 @@
-"""An index of masks: which of the things filed under masks a changed triple may concern.
+"""An index of masks: finds the keys whose masks a changed triple may match.
 
-A mask fixes texts or leaves them open, so a triple is matched by eight shapes of masks at most: that many look-ups find
-all of them, however many there are. What stands here for any number of masks is found by whoever has masks of their
-own: persistent queries, and answers that are kept until a change touches them.
+A mask fixes or leaves open each of three texts, so at most eight shapes of masks match a triple. Eight look-ups
+therefore find all matching masks, however many there are. Persistent queries use the index to find the queries that a
+change concerns, and the request pool to find the cached answers that it invalidates.
 
-It may find too much, never too little: a literal and a URI of the same text are filed together, and what is filed under
-the mask of all triples, or under no masks as any change concerns it, is found by triples of named graphs too.
+It may find too many keys, but never too few. A literal and a URI with the same text share an entry. Triples of named
+graphs find the keys of `ANY_CHANGE`, and also those of the all-wildcard mask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Hashable, Iterator
 from typing import Generic, TypeAlias, TypeVar
 
-from tidegate.knowledge.terms import Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import Literal, Masks, Triple, Uri
 
 _K = TypeVar("_K", bound=Hashable)
 _Shape: TypeAlias = tuple[str | None, str | None, str | None]
@@ -22,17 +22,17 @@ _ANY: _Shape = (None, None, None)
 
 
 class MaskIndex(Generic[_K]):
-    """`masks` is None for what any change concerns."""
+    """Keys by their masks."""
 
     def __init__(self) -> None:
         self._keys: dict[_Shape, dict[_K, None]] = {}
 
-    def add(self, key: _K, masks: tuple[Mask, ...] | None) -> None:
+    def add(self, key: _K, masks: Masks) -> None:
         for shape in _shapes_of(masks):
             self._keys.setdefault(shape, {})[key] = None
 
-    def remove(self, key: _K, masks: tuple[Mask, ...] | None) -> None:
-        """With the masks that it was added with."""
+    def remove(self, key: _K, masks: Masks) -> None:
+        """Removes a key; `masks` must be those that it was added with."""
         for shape in _shapes_of(masks):
             keys = self._keys[shape]
             del keys[key]
@@ -40,7 +40,7 @@ class MaskIndex(Generic[_K]):
                 del self._keys[shape]
 
     def find(self, triple: Triple) -> Iterator[_K]:
-        """As often as masks of different shapes match."""
+        """Yields the keys that a triple concerns. A key appears once for each of its shapes that matches."""
         if not self._keys:
             return
         for shape in _shapes_matching(triple):
@@ -48,10 +48,10 @@ class MaskIndex(Generic[_K]):
                 yield from keys
 
 
-def _shapes_of(masks: tuple[Mask, ...] | None) -> set[_Shape]:
-    if masks is None:
+def _shapes_of(masks: Masks) -> set[_Shape]:
+    if masks.is_everything:
         return {_ANY}
-    return {(_text(mask.subject), _text(mask.predicate), _text(mask.object)) for mask in masks}
+    return {(_text(mask.subject), _text(mask.predicate), _text(mask.object)) for mask in masks.patterns}
 
 
 def _text(term: Uri | Literal | None) -> str | None:

@@ -1,15 +1,16 @@
-"""Persistent queries with names: they are kept until somebody drops them, whoever is connected, and outlive the broker.
+"""Named persistent queries: they exist until a client drops them, need no connection, and survive restarts.
 
-While nobody takes what changes in its result, the changes are merged, as for any subscription. What is written down, in
-one file a name, is the question, the number of the last indication that was taken, and a digest of the result it led
-to. After a restart, a subscriber that has seen this indication goes on from it if the result is still the same, and
-otherwise begins anew with the whole result. It is written before the indication is sent: a broker that is killed in
-between costs its subscriber a whole result, never a change.
+While no subscriber takes the changes of a result, they are merged, as for any subscription. Each name has a file with
+its question, the number of the last indication that was taken, and a digest of the result after it. After a restart, a
+subscriber that has seen this indication continues from it if the result is still the same. Otherwise it receives the
+whole result again. The file is written before the indication is sent. If the broker is killed in between, the
+subscriber receives a whole result, and never loses a change.
 
-The digest is the sum of the hashes of the rows, so that an indication changes it by what it adds and removes.
+The digest is the sum of the hashes of the rows. It is updated from the rows that an indication adds and removes.
 
-What may go wrong: a name that is none (K125), that stands for another question (K126), or that nobody has given (K127);
-too many names (L655). A file that cannot be read, or whose question cannot be asked any more, is logged and left alone.
+What may go wrong: an invalid name (K125), a name that belongs to another question (K126), or an unknown name (K127);
+too many names (L655); a file that cannot be written (K131), which affects only the subscriber of that name. A file that
+cannot be read, or whose question can no longer be answered, is logged and left unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from tidegate.errors import KnowledgeError, Overloaded, TidegateError
 from tidegate.knowledge.knowledge_base import KnowledgeBase, SubscribeJob
 from tidegate.knowledge.persistent_query import Indication, Resumption
 from tidegate.knowledge.question import Question, Row, SparqlQuery
-from tidegate.knowledge.terms import Literal, Mask, Uri
+from tidegate.knowledge.store_files import unwritable
+from tidegate.knowledge.terms import Literal, Mask, Masks, Uri
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class ConflictingName(KnowledgeError):
 
 
 class _Kept(msgspec.Struct):
-    """What is written down of a name."""
+    """The content of the file of a name."""
 
     question: dict[str, str]
     sequence: int
@@ -60,7 +62,7 @@ class _Kept(msgspec.Struct):
 
 
 class NamedQueries:
-    """All names of a broker. `owner` is whose quota of subscriptions they count in."""
+    """All named queries of a broker. They count towards the subscription quota of `owner`."""
 
     def __init__(self, directory: Path, knowledge: KnowledgeBase, owner: str = "named") -> None:
         self._directory = directory
@@ -74,20 +76,20 @@ class NamedQueries:
         return len(self._questions)
 
     def questions(self) -> dict[str, dict[str, str]]:
-        """By their names: the `query` of each, or the parts of its mask."""
+        """Returns the questions by name: the `query` of each, or the parts of its mask."""
         return dict(sorted(self._questions.items()))
 
     async def open(self) -> None:
-        """Opens the questions again that were kept."""
+        """Reopens the queries that were saved before the restart."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for file in sorted(self._directory.glob("*.json")):
             try:
                 await self._reopen(file.stem, msgspec.json.decode(file.read_bytes(), type=_Kept))
             except (OSError, msgspec.MsgspecError, TidegateError) as error:
-                log.warning("the persistent query in %s is not opened again: %s", file, error)
+                log.warning("cannot reopen the persistent query in %s: %s", file, error)
 
     async def begin(self, name: str, parameters: Mapping[str, str]) -> str:
-        """The id of a named subscription; it is made if nobody has, and a question is given."""
+        """Returns the id of a named subscription. If the name is new, creates it from the question in `parameters`."""
         _check_name(name)
         async with self._beginning:
             await self._begin(name, parameters)
@@ -98,27 +100,34 @@ class NamedQueries:
         if name in self._questions:
             if given and given != self._questions[name]:
                 raise ConflictingName(
-                    "K126", f"{name!r} stands for another question", "leave the question out, or choose another name"
+                    "K126", f"the name {name!r} belongs to another question", "omit the question, or use another name"
                 )
         elif not given:
-            raise NoSuchName("K127", f"no persistent query has the name {name!r}", "give its question as well")
+            raise NoSuchName("K127", f"no persistent query has the name {name!r}", "give a question to create it")
         elif len(self._questions) >= NAMES_MAX:
-            raise Overloaded("L655", f"there are {NAMES_MAX} named persistent queries", "drop some")
+            raise self.knowledge.refusals.note(
+                Overloaded("L655", f"{NAMES_MAX} named persistent queries exist already", "drop some")
+            )
         else:
             await self._open(name, given, 0)
-            self._save(name, 0)
+            try:
+                self._save(name, 0)
+            except TidegateError:
+                self.drop(name)
+                raise
 
     def resume(self, name: str, last_sequence: int | None, on_news: Callable[[], None]) -> Resumption:
-        """How it goes on after the indication that was seen last; without one, with the whole result."""
+        """Resumes a named query after the last indication that the subscriber saw, or with the whole result if it saw
+        none."""
         seen = NEVER_SEEN if last_sequence is None else last_sequence
-        with self._forgetting(name):
+        with self._dropping_ended(name):
             resumption = self.knowledge.resume(subscription_id(name), seen, on_news)
         self._digests[name] = self._digest(name)
         self._save(name, resumption.sequence)
         return resumption
 
     def take(self, name: str) -> Indication | None:
-        with self._forgetting(name):
+        with self._dropping_ended(name):
             taken = self.knowledge.take(subscription_id(name))
         if taken is not None:
             changed = _sum(taken.difference.added) - _sum(taken.difference.removed)
@@ -128,29 +137,29 @@ class NamedQueries:
 
     def drop(self, name: str) -> None:
         if name not in self._questions:
-            raise NoSuchName("K127", f"no persistent query has the name {name[:60]!r}", "look for a misspelling")
+            raise NoSuchName("K127", f"no persistent query has the name {name[:60]!r}", "check the spelling")
         del self._questions[name], self._digests[name]
         self._file(name).unlink(missing_ok=True)
         self.knowledge.unsubscribe(subscription_id(name))
 
     @contextlib.contextmanager
-    def _forgetting(self, name: str) -> Iterator[None]:
-        """A question that can be answered no more has ended: the name is free."""
+    def _dropping_ended(self, name: str) -> Iterator[None]:
+        """Frees the name if its query has ended because its question can no longer be answered."""
         try:
             yield
-        except KnowledgeError:
+        except TidegateError:
             del self._questions[name], self._digests[name]
             raise
 
     async def _reopen(self, name: str, kept: _Kept) -> None:
         await self._open(name, kept.question, kept.sequence)
         if f"{self._digests[name]:x}" != kept.digest:
-            # Nobody has seen this number: whoever comes back is given the whole result.
+            # No subscriber has seen the skipped number, so each one that returns receives the whole result.
             self.knowledge.queries.skip(subscription_id(name))
 
     async def _open(self, name: str, parameters: dict[str, str], sequence: int) -> None:
-        """Nobody is told of news yet: `resume` says who is."""
-        job = SubscribeJob(question_of(parameters), _nobody, subscription_id(name), sequence)
+        """Opens a query without a listener for its changes; `resume` sets the listener."""
+        job = SubscribeJob(question_of(parameters), _no_listener, subscription_id(name), sequence)
         await self.knowledge.call(self._owner, job)
         self._questions[name] = parameters
         self._digests[name] = self._digest(name)
@@ -159,17 +168,21 @@ class NamedQueries:
         return _sum(self.knowledge.queries.result_of(subscription_id(name)).rows)
 
     def _save(self, name: str, sequence: int) -> None:
-        """Not synced to the disk: after a power cut a digest that is too old costs a whole result."""
+        """Writes the file of a name, without a sync: after a power cut, an outdated digest only costs a whole
+        result."""
         kept = _Kept(self._questions[name], sequence, f"{self._digests[name]:x}")
         unfinished = self._file(name).with_suffix(".unfinished")
-        unfinished.write_bytes(_encode(kept))
-        unfinished.replace(self._file(name))
+        try:
+            unfinished.write_bytes(_encode(kept))
+            unfinished.replace(self._file(name))
+        except OSError as error:
+            raise unwritable(error) from error
 
     def _file(self, name: str) -> Path:
         return self._directory / f"{name}.json"
 
 
-def _nobody() -> None:
+def _no_listener() -> None:
     pass
 
 
@@ -182,19 +195,21 @@ def is_named(subscription_id: str) -> bool:
 
 
 def question_of(parameters: Mapping[str, str]) -> Question:
-    """A SPARQL `query`, or the mask of `s`, `p` and `o`. An object's text is a URI or a literal: who asks need not know
-    which."""
+    """Returns the question in HTTP parameters: a SPARQL `query`, or a mask of `s`, `p` and `o`.
+
+    The object `o` matches both URIs and literals, so that clients need not know which it is.
+    """
     is_mask = any(name in parameters for name in "spo")
     if is_mask == ("query" in parameters):
         raise KnowledgeError(
-            "K122", "there is no question, or there are two", "give ?query=SELECT …, or a mask: ?s=…&p=…&o=…"
+            "K122", "the request has no question, or two", "give either ?query=SELECT … or a mask: ?s=…&p=…&o=…"
         )
     if not is_mask:
         return SparqlQuery(parameters["query"])
     subject, predicate = (Uri(parameters[name]) if name in parameters else None for name in "sp")
     if "o" not in parameters:
-        return (Mask(subject, predicate),)
-    return tuple(Mask(subject, predicate, kind(parameters["o"])) for kind in (Uri, Literal))
+        return Masks((Mask(subject, predicate),))
+    return Masks(tuple(Mask(subject, predicate, kind(parameters["o"])) for kind in (Uri, Literal)))
 
 
 def _sum(rows: Iterable[Row]) -> int:
@@ -205,5 +220,7 @@ def _sum(rows: Iterable[Row]) -> int:
 def _check_name(name: str) -> None:
     if _NAME.fullmatch(name) is None:
         raise KnowledgeError(
-            "K125", f"{name[:60]!r} is no name of a persistent query", "use up to 64 letters, digits, _, - and ."
+            "K125",
+            f"{name[:60]!r} is not a valid name of a persistent query",
+            "use up to 64 letters, digits, _, - and ., and do not start with .",
         )

@@ -1,8 +1,8 @@
 """A question to the graph, asked once or kept open: masks, SPARQL, or WQL; and its result as rows.
 
-Whatever was asked, a result is a multiset of rows, so that what has changed between two results is rows that came and
-rows that went. Blank nodes of a row, which SPARQL makes anew every time, are numbered within it: the same row is equal
-to itself the next time.
+Every result is a multiset of rows, so the difference between two results is a set of added and a set of removed rows.
+SPARQL creates new blank nodes in each evaluation. They are therefore numbered within their row, so that the same row
+compares equal the next time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from tidegate.knowledge.graph import Graph, NewTriple, Solutions
-from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri
+from tidegate.knowledge.graph import Graph, Solutions
+from tidegate.knowledge.terms import Blank, Literal, Masks, NewTriple, Term, Triple, Uri
 from tidegate.knowledge.wql import WqlQuery, evaluate
 
 
@@ -21,12 +21,12 @@ class SparqlQuery(msgspec.Struct, frozen=True):
     text: str
 
 
-Question: TypeAlias = tuple[Mask, ...] | SparqlQuery | WqlQuery
+Question: TypeAlias = Masks | SparqlQuery | WqlQuery
 Row: TypeAlias = Triple | NewTriple | tuple[Term | None, ...] | Uri | Literal | bool
 
 
 class Shape(StrEnum):
-    """What the rows of a result are: triples, solutions with a term for each variable, nodes, or one yes or no."""
+    """The type of a result's rows: triples, solutions with a term for each variable, nodes, or a single truth value."""
 
     TRIPLES = "triples"
     SOLUTIONS = "solutions"
@@ -42,17 +42,22 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the terms in a row, where it has several."""
+        """The names of the terms in a row, if rows have several."""
         return ("s", "p", "o") if self.shape is Shape.TRIPLES else self.variables
 
     def with_rows(self, rows: list[Row]) -> Result:
-        """Rows of the same shape."""
+        """Returns a result of the same shape with other rows."""
         return Result(self.shape, rows, self.variables)
 
 
+def find(graph: Graph, masks: Masks) -> Result:
+    """Returns the triples that any of the masks matches."""
+    return Result(Shape.TRIPLES, list(graph.triples(masks.patterns)))
+
+
 def ask(graph: Graph, question: Question) -> Result:
-    if isinstance(question, tuple):
-        return Result(Shape.TRIPLES, list(graph.triples(question)))
+    if isinstance(question, Masks):
+        return find(graph, question)
     if isinstance(question, WqlQuery):
         reached = evaluate(question, graph.triples, graph.rows_max)
         if isinstance(reached, bool):
@@ -66,9 +71,9 @@ def ask(graph: Graph, question: Question) -> Result:
     return Result(Shape.TRIPLES, list(answer))
 
 
-def masks_of(graph: Graph, question: Question) -> tuple[Mask, ...] | None:
-    """What a change must match to change the result; None when any change may."""
-    if isinstance(question, tuple):
+def masks_of(graph: Graph, question: Question) -> Masks:
+    """Returns the masks of a question: only a change that matches one can change its result."""
+    if isinstance(question, Masks):
         return question
     if isinstance(question, WqlQuery):
         return question.masks

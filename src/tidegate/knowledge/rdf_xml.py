@@ -1,9 +1,11 @@
-"""RDF/XML as people really write it, made ready for the store's parser: entities replaced, document types gone.
+"""Prepares RDF/XML as people write it for the store's parser: expands entities and removes document types.
 
-Ontologies declare short names for namespaces in an internal DTD, `<!ENTITY owl "http://…#">`, in ways that the parser
-of the store does not take. Here the document is written anew without them. What may go wrong: an entity that uses
-another one or a file, or a document that grows by its entities to more than twice its length, which is how small
-documents are made to fill a memory; elements that nest too deep; XML that is malformed (all K106).
+Ontologies declare short names for namespaces in an internal DTD, `<!ENTITY owl "http://…#">`, in ways that the store's
+parser does not accept. This module rewrites the document without them.
+
+What may go wrong, all with K106: an entity that refers to another entity or to a file; a document whose entities expand
+it to more than twice its length (plus `GROWTH_CHARACTERS`), as entity bombs do to fill the memory; elements that nest
+too deep; malformed XML.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ GROWTH_CHARACTERS: Final = 65_536
 
 
 def without_entities(text: str) -> str:
-    """The same document without a DTD. It must be whole: the store's parser takes one that breaks off."""
+    """Returns the document without its DTD. Refuses truncated documents, which the store's parser would accept."""
     return _Rewriter(2 * len(text) + GROWTH_CHARACTERS).rewrite(text)
 
 
@@ -55,12 +57,12 @@ class _Rewriter:
         notation: str | None,
     ) -> None:
         if value is None or is_parameter or "&" in value:
-            _refuse(f"the entity {name!r} stands for more than a text")
+            _refuse(f"the entity {name!r} is not plain text")
 
     def _on_start(self, name: str, attributes: list[str]) -> None:
         self._depth += 1
         if self._depth > DEPTH_MAX:
-            _refuse(f"elements nest deeper than {DEPTH_MAX}")
+            _refuse(f"elements nest more than {DEPTH_MAX} deep")
         pairs = zip(attributes[::2], attributes[1::2], strict=True)
         self._write(f"<{name}{''.join(f' {key}={quoteattr(value)}' for key, value in pairs)}>")
 
@@ -74,7 +76,7 @@ class _Rewriter:
     def _write(self, part: str) -> None:
         self._characters += len(part)
         if self._characters > self._characters_max:
-            _refuse("its entities make it more than twice as long")
+            _refuse("its entities expand it to more than twice its length")
         self._parts.append(part)
 
 

@@ -1,23 +1,22 @@
-"""The request pool: where requests to the knowledge base wait, and where a broker says no in time.
+"""The request pool: requests to the knowledge base wait here, and are refused here when there are too many.
 
-Requests wait in lanes by their type, first come first served, service KPs before customers; each lane has its workers.
-A query that is the same as one that waits or runs joins it, and one that was answered since the last change that
-touches it is answered at once: a thousand who ask the same cost one evaluation. A query never gets an answer from
-before a change that was made before it was asked. Where a lane is full, or one KP has too much in it, the request is
-refused at once, with the time after which to come back.
+Requests wait in lanes by type, first come first served, with service KPs before customers. Each lane has its own
+workers. A query joins an equal query that waits or runs. If its answer is cached and no change has affected it since,
+it is answered immediately. A thousand clients with the same query thus cost one evaluation. An answer always includes
+all changes made before its query arrived. If a lane is full, or one KP has too many requests waiting, a request is
+refused immediately. The refusal says when to retry.
 
-With every answer goes what the pool has measured (Table I of the papers on active control): the processing time T^proc
-and the waiting time T^queue of this request, their sum D^br, the D^br up to which it holds itself for stable, and the
-desirable interval, an appointment that no one else has, so that clients who keep it come one after another. `spread_s`
-is the time over which those who fetch after one notification should spread. It reads no clock: whoever drives it says
-what time it is, and runs what it starts.
+Every answer carries the pool's measurements (Table I of the papers on active control): the processing time T^proc and
+the waiting time T^queue of this request, their sum D^br, the largest D^br that the broker considers healthy, and the
+desirable interval. The interval is an appointment that no other client has, so clients that keep it arrive one after
+another. `spread_s` is the time over which the clients that fetch after one notification should spread their requests.
+The pool has no clock: its driver passes in the time, and runs the requests that it starts.
 
-What may go wrong: too many requests wait (L652), too many of one KP (L653).
+What may go wrong: too many requests wait (L652), or too many of one KP (L653).
 """
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
@@ -29,22 +28,26 @@ import msgspec
 from tidegate.errors import Overloaded
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.mask_index import MaskIndex
+from tidegate.knowledge.pace import (
+    LOAD_WANTED,
+    NOTIFYING_S,
+    SMOOTHING,
+    fade_load,
+    learn_mean_s,
+    next_slot_at_s,
+    serve_all_s,
+)
 from tidegate.knowledge.question import Result
-from tidegate.knowledge.terms import Mask
+from tidegate.knowledge.terms import ANY_CHANGE, Masks
 
-# The share of its time that a lane gives away as appointments, and the least that notifications leave of it.
-LOAD_WANTED: Final = 0.8
-LOAD_LEFT_MIN: Final = 0.1
-NOTIFYING_S: Final = 10.0  # over which the load of notifications is measured
-SMOOTHING: Final = 0.05  # of the mean processing time
-PROCESSING_S: Final = 0.001  # the mean, before anything was measured
+PROCESSING_S: Final = 0.001  # the assumed mean processing time before the first measurement
 RETRY_AFTER_MIN_S: Final = 0.1
-STABLE_WAIT_S: Final = 0.05  # in a lane: who waits longer meets congestion
+STABLE_WAIT_S: Final = 0.05  # a longer wait in a lane indicates congestion
 
 
 class Lane(StrEnum):
-    """Changes go one after another, as the graph has one writer. SPARQL, which may take long, is not to hold up other
-    queries, which run at once."""
+    """The type of a request. Changes run one after another, because the graph has one writer. SPARQL may take long, so
+    it has a lane of its own and never delays other queries, which run immediately."""
 
     CHANGES = "changes"
     QUERIES = "queries"
@@ -55,32 +58,39 @@ class Lane(StrEnum):
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
     query_workers: int = 2
-    requests_max: int = 10_000  # of a lane
+    requests_max: int = 10_000  # per lane
     requests_per_kp_max: int = 1000
+    requests_bytes_max: int = 256 * 1024 * 1024  # per lane
+    requests_per_kp_bytes_max: int = 64 * 1024 * 1024
     answers_max: int = 4096
-    answer_rows_max: int = 1_000_000  # of all answers that are kept
+    answer_rows_max: int = 1_000_000  # in all cached answers together
 
 
 class PoolRequest(msgspec.Struct, frozen=True):
-    """`key` makes equal queries one; None for what must not be shared. Masks tell which changes touch its answer."""
+    """A request to run in a lane.
+
+    Requests with an equal `key` share one evaluation; None means that the request must not be shared. `masks` determine
+    which changes affect its answer. `size_bytes` is the memory that it occupies until it is answered.
+    """
 
     ticket: int
     lane: Lane
     kp: str
     is_service: bool = False
     key: Hashable = None
-    masks: tuple[Mask, ...] | None = None
+    masks: Masks = ANY_CHANGE
+    size_bytes: int = 0
 
 
 class Load(msgspec.Struct, frozen=True):
-    """What a client is told with an answer, for its active control."""
+    """The load of the broker, sent with each answer for the client's active control."""
 
     processing_s: float
     waiting_s: float
     delay_s: float
     interval_s: float
     delay_s_max: float | None = None
-    """Up to which the broker holds itself for stable; None of one that does not tell."""
+    """The largest delay that the broker considers healthy; None if the broker does not report it."""
 
 
 class Answered(msgspec.Struct, frozen=True):
@@ -96,7 +106,7 @@ class LaneStatistics:
     processing_s: float
     waiting_s: float
     delay_s: float
-    interval_s: float  # after which whoever asks now would be asked to come back
+    interval_s: float  # the interval that a client would be given now
     answered: int
     refused: int
 
@@ -111,24 +121,25 @@ class PoolStatistics:
 
 @dataclass(slots=True, eq=False)
 class _Work:
-    """Something to run, for the request that brought it and all that have joined it since, with their arrivals."""
+    """One evaluation, for the request that started it and all that joined it, with their arrival times."""
 
     request: PoolRequest
     arrivals: list[tuple[PoolRequest, float]] = field(default_factory=list)
     is_urgent: bool = False
     has_started: bool = False
     started_s: float = 0.0
-    is_shared: bool = False  # others may still join it
+    is_shared: bool = False  # other requests may still join it
 
 
 @dataclass(slots=True, eq=False)
 class _LaneState:
-    """`requests` counts those without an answer, `waiting` the works that have not begun."""
+    """The state of one lane. `requests` counts unanswered requests; `waiting` counts works that have not started."""
 
     workers: int
     service: deque[_Work] = field(default_factory=deque)
     customers: deque[_Work] = field(default_factory=deque)
     requests: int = 0
+    size_bytes: int = 0
     waiting: int = 0
     running: int = 0
     processing_s: float = PROCESSING_S
@@ -146,8 +157,9 @@ class _LaneState:
         work.is_urgent = work.request.is_service
         (self.service if work.is_urgent else self.customers).append(work)
 
-    def hurry(self, work: _Work) -> None:
-        """A service KP wants what customers wait for: it stands in both queues until it begins."""
+    def make_urgent(self, work: _Work) -> None:
+        """Moves a customers' work ahead because a service KP joined it. It stays in both queues until it starts; `pop`
+        skips the second entry."""
         if not work.is_urgent and not work.has_started:
             work.is_urgent = True
             self.service.append(work)
@@ -162,12 +174,15 @@ class _LaneState:
 
 class _CachedAnswer(msgspec.Struct, frozen=True):
     answer: Any
-    masks: tuple[Mask, ...] | None
+    masks: Masks
 
 
 class RequestPool:
-    """Whoever drives it calls `on_request`, runs what `start` gives, and tells `on_done`; `on_change` after every
-    change of the graph, before its request is done."""
+    """The state machine of the pool.
+
+    Its driver calls `on_request`, runs the requests that `start` returns, and then calls `on_done` or `on_failed`. It
+    must call `on_change` after every change of the graph, before `on_done` of that change.
+    """
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self._settings = settings or PoolSettings()
@@ -176,13 +191,15 @@ class RequestPool:
         self._shared: dict[Hashable, _Work] = {}
         self._running: dict[int, _Work] = {}
         self._requests_of_kp: dict[str, int] = {}
+        self._bytes_of_kp: dict[str, int] = {}
         self._answers = _Answers(self._settings.answers_max, self._settings.answer_rows_max)
         self._notifying_s = 0.0
         self._notified_s = 0.0
         self._joined = self._cached = 0
 
     def on_request(self, request: PoolRequest, now_s: float) -> Answered | None:
-        """Takes a request in; its answer, when that is known already. Overloaded when there is no room."""
+        """Adds a request. Returns its answer if it is cached, otherwise None. Raises Overloaded when there is no
+        room."""
         lane = self._lanes[request.lane]
         if (cached := self._answers.find(request.key)) is not None:
             self._cached += 1
@@ -197,14 +214,16 @@ class RequestPool:
         else:
             self._joined += 1
             if request.is_service:
-                lane.hurry(work)
+                lane.make_urgent(work)
         work.arrivals.append((request, now_s))
         lane.requests += 1
+        lane.size_bytes += request.size_bytes
         self._requests_of_kp[request.kp] = self._requests_of_kp.get(request.kp, 0) + 1
+        self._bytes_of_kp[request.kp] = self._bytes_of_kp.get(request.kp, 0) + request.size_bytes
         return None
 
     def start(self, now_s: float) -> list[PoolRequest]:
-        """What is to run now, as far as there are workers."""
+        """Returns the requests to run now, as many as there are idle workers."""
         started = []
         for lane in self._lanes.values():
             while lane.waiting and lane.running < lane.workers:
@@ -216,7 +235,7 @@ class RequestPool:
         return started
 
     def on_done(self, ticket: int, answer: Any, now_s: float) -> list[Answered]:
-        """What `start` gave has run: the answers to its request and to all that have joined it."""
+        """Ends a request that `start` returned. Returns the answers to it and to all requests that joined it."""
         work = self._running[ticket]
         if work.is_shared:
             self._answers.add(work.request.key, _CachedAnswer(answer, work.request.masks))
@@ -226,28 +245,31 @@ class RequestPool:
         ]
 
     def on_failed(self, ticket: int, now_s: float) -> list[int]:
-        """What `start` gave has run and has no answer: the tickets of all who wait for one."""
+        """Ends a request that `start` returned and that failed. Returns its ticket and those of all that joined it."""
         return [request.ticket for request, *_ in self._finish(self._running[ticket], now_s)]
 
     def on_change(self, delta: Delta) -> None:
-        """Forgets the answers that a change touches, and lets nobody join a query that began before it."""
+        """Drops the cached answers that a change affects. Later requests no longer join queries that it affects and
+        that started before it."""
         self._answers.on_change(delta)
         for work in self._running.values():
             if work.is_shared and _touches(delta, work.request.masks):
                 self._stop_sharing(work)
 
     def on_notified(self, busy_s: float, now_s: float) -> None:
-        """Notifications have taken so much time of a worker."""
+        """Records the time that a worker has spent on notifications."""
         self._notifying_s = self._notifying_at(now_s) + busy_s
         self._notified_s = now_s
 
     def spread_s(self, fan_out: int, fetched_in: Lane) -> float:
-        """Over which time those who are notified together should spread their fetches, which wait in that lane."""
+        """Returns the time over which `fan_out` clients, notified together, should spread their fetches in a lane."""
         lane = self._lanes[fetched_in]
-        return 0.0 if fan_out <= lane.workers else fan_out * lane.processing_s / (lane.workers * LOAD_WANTED)
+        if fan_out <= lane.workers:
+            return 0.0
+        return serve_all_s(fan_out, lane.processing_s, lane.workers, LOAD_WANTED)
 
     def count_refused(self, lane: Lane) -> None:
-        """A request that was refused before it came here."""
+        """Counts a request that was refused before it reached the pool."""
         self._lanes[lane].refused += 1
 
     def statistics(self, now_s: float) -> PoolStatistics:
@@ -271,38 +293,49 @@ class RequestPool:
         )
 
     def _check_room(self, lane: _LaneState, request: PoolRequest) -> None:
-        theirs = self._requests_of_kp.get(request.kp, 0)
-        if lane.requests >= self._settings.requests_max:
-            code, what, count = "L652", f"{lane.requests} {request.lane} wait already", lane.waiting + lane.running
-        elif theirs >= self._settings.requests_per_kp_max:
-            code, what, count = "L653", f"{theirs} requests of {request.kp[:40]!r} wait already", theirs
+        """Raises Overloaded when the lane or the KP has too many requests.
+
+        A request that is larger than a whole budget is accepted when no other waits; its own size is bounded elsewhere.
+        """
+        settings, size_bytes = self._settings, request.size_bytes
+        theirs, their_bytes = self._requests_of_kp.get(request.kp, 0), self._bytes_of_kp.get(request.kp, 0)
+        is_lane_full = lane.requests > 0 and lane.size_bytes + size_bytes > settings.requests_bytes_max
+        is_theirs_full = theirs > 0 and their_bytes + size_bytes > settings.requests_per_kp_bytes_max
+        if lane.requests >= settings.requests_max or is_lane_full:
+            code, count = "L652", lane.waiting + lane.running
+            what = f"{lane.requests} requests with {lane.size_bytes} bytes are already waiting in lane {request.lane}"
+        elif theirs >= settings.requests_per_kp_max or is_theirs_full:
+            code, count = "L653", theirs
+            what = f"{request.kp[:40]!r} already has {theirs} requests with {their_bytes} bytes waiting"
         else:
             return
         lane.refused += 1
         raise Overloaded(
             code,
             what,
-            "ask less often: the interval comes with every answer",
+            "send requests less often: every answer suggests an interval",
             retry_after_s=max(RETRY_AFTER_MIN_S, count * lane.processing_s / lane.workers),
         )
 
     def _finish(self, work: _Work, now_s: float) -> Iterator[tuple[PoolRequest, _LaneState, float, float]]:
-        """All who have waited for a work, with its processing time and their waiting times."""
+        """Ends a work. Yields all its requests, with its processing time and their waiting times."""
         lane, processing_s = self._lanes[work.request.lane], now_s - work.started_s
         del self._running[work.request.ticket]
         if work.is_shared:
             self._stop_sharing(work)
         lane.running -= 1
-        lane.processing_s += SMOOTHING * (processing_s - lane.processing_s)
+        lane.processing_s = learn_mean_s(lane.processing_s, processing_s, SMOOTHING)
         lane.requests -= len(work.arrivals)
         lane.answered += len(work.arrivals)
         for request, arrived_s in work.arrivals:
+            lane.size_bytes -= request.size_bytes
             self._requests_of_kp[request.kp] -= 1
+            self._bytes_of_kp[request.kp] -= request.size_bytes
             if not self._requests_of_kp[request.kp]:
-                del self._requests_of_kp[request.kp]
-            # Who joined while it ran has waited for no worker.
+                del self._requests_of_kp[request.kp], self._bytes_of_kp[request.kp]
+            # A request that joined a running work has not waited for a worker.
             waiting_s = max(0.0, work.started_s - arrived_s)
-            lane.waiting_s += SMOOTHING * (waiting_s - lane.waiting_s)
+            lane.waiting_s = learn_mean_s(lane.waiting_s, waiting_s, SMOOTHING)
             yield request, lane, processing_s, waiting_s
 
     def _share(self, work: _Work) -> None:
@@ -316,21 +349,22 @@ class RequestPool:
 
     def _load(self, lane: _LaneState, processing_s: float, waiting_s: float, now_s: float) -> Load:
         lane.next_slot_s = self._next_slot_s(lane, now_s)
-        # A query that takes longer than others is no congestion.
+        # A query that takes longer than others does not indicate congestion.
         delay_s_max = max(processing_s, lane.processing_s) + STABLE_WAIT_S
         return Load(processing_s, waiting_s, processing_s + waiting_s, lane.next_slot_s - now_s, delay_s_max)
 
     def _next_slot_s(self, lane: _LaneState, now_s: float) -> float:
-        notifying = self._notifying_at(now_s) / NOTIFYING_S
-        gap_s = lane.processing_s / (lane.workers * max(LOAD_LEFT_MIN, LOAD_WANTED - notifying))
-        return max(lane.next_slot_s, now_s + lane.backlog_s) + gap_s
+        notify_load = self._notifying_at(now_s) / NOTIFYING_S
+        return next_slot_at_s(
+            lane.next_slot_s, now_s, lane.backlog_s, lane.processing_s, lane.workers, LOAD_WANTED, notify_load
+        )
 
     def _notifying_at(self, now_s: float) -> float:
-        return self._notifying_s * math.exp((self._notified_s - now_s) / NOTIFYING_S)
+        return fade_load(self._notifying_s, now_s - self._notified_s, NOTIFYING_S)
 
 
 class _Answers:
-    """The latest answers, by their keys, until a change touches them. They are filed under their masks."""
+    """A cache of the latest answers by key. An index of their masks finds the answers that a change invalidates."""
 
     def __init__(self, answers_max: int, rows_max: int) -> None:
         self._answers_max = answers_max
@@ -373,7 +407,5 @@ def _rows_in(answer: _CachedAnswer) -> int:
     return len(answer.answer.rows) if isinstance(answer.answer, Result) else 1
 
 
-def _touches(delta: Delta, masks: tuple[Mask, ...] | None) -> bool:
-    if masks is None:
-        return bool(delta)
-    return any(mask.matches(triple) for triple in (*delta.added, *delta.removed) for mask in masks)
+def _touches(delta: Delta, masks: Masks) -> bool:
+    return any(masks.match(triple) for triple in (*delta.added, *delta.removed))

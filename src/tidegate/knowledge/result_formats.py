@@ -1,8 +1,8 @@
-"""Results as the W3C writes them: JSON, XML, CSV and TSV for solutions and for yes or no, N-Triples and
+"""Writes results in the formats of the W3C: JSON, XML, CSV and TSV for solutions and truth values, N-Triples and
 RDF/XML for triples.
 
-A URI is written as its client knows it, also where it is no absolute IRI. N-Triples are Turtle as well, so one writer
-serves both names.
+A URI is written as its client wrote it, even if it is not an absolute IRI. RDF/XML is the exception: it uses the
+store's form. N-Triples are valid Turtle, so one writer serves both media types.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.knowledge import graph
-from tidegate.knowledge.graph import NewTriple
+from tidegate.knowledge import documents
 from tidegate.knowledge.question import Result, Row, Shape
 from tidegate.knowledge.ssap import NOT_IN_XML, write_result
-from tidegate.knowledge.terms import Blank, Term, Uri, write_term
+from tidegate.knowledge.terms import Blank, NewTriple, Term, Uri, write_term
 
 _QUOTED_IN_CSV: Final = re.compile('[",\r\n]')
 
 
 def json_row(result: Result, row: Row) -> Any:
-    """One row: terms by their variables, a triple as if it had been asked for with ?s ?p ?o, or yes or no."""
+    """Returns one row: terms by variable, a triple as if it were the solution of ?s ?p ?o, or a truth value."""
     if isinstance(row, bool):
         return row
     assert isinstance(row, tuple), "WQL has no place in HTTP"
@@ -42,12 +41,12 @@ def write_xml(result: Result) -> bytes:
 
 
 def write_csv(result: Result) -> bytes:
-    """Values without their types, as the standard wants it. A yes or no is one word."""
+    """Writes values without their types, as the standard requires. A truth value is one word."""
     return _lines(result, "\r\n", ",", str, _csv_term)
 
 
 def write_tsv(result: Result) -> bytes:
-    """Terms as in Turtle."""
+    """Writes terms as in Turtle."""
     return _lines(result, "\n", "\t", "?{}".format, lambda term: "" if term is None else write_term(term))
 
 
@@ -57,13 +56,13 @@ def write_n_triples(result: Result) -> bytes:
 
 
 def write_rdf_xml(result: Result) -> bytes:
-    """Characters that XML cannot hold become the replacement character."""
+    """Writes RDF/XML. Characters that XML does not allow become the replacement character."""
     rows: Iterable[Any] = result.rows
-    text = NOT_IN_XML.sub("\ufffd", graph.write_rdf_xml(NewTriple(*row[:3]) for row in rows))
+    text = NOT_IN_XML.sub("\ufffd", documents.write_rdf_xml(NewTriple(*row[:3]) for row in rows))
     return text.replace("\r", "&#13;").encode()
 
 
-# What a result may be written as, by media type; the first is what somebody gets who does not care.
+# The writers of results by media type. The first is the default for clients without a preference.
 SOLUTION_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
     "application/sparql-results+json": write_json,
     "application/json": write_json,
@@ -75,7 +74,7 @@ SOLUTION_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
 TRIPLE_FORMATS: Final[dict[str, Callable[[Result], bytes]]] = {
     "text/turtle": write_n_triples,
     "application/n-triples": write_n_triples,
-    graph.RDF_XML: write_rdf_xml,
+    documents.RDF_XML: write_rdf_xml,
 }
 
 

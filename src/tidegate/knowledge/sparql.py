@@ -1,12 +1,14 @@
-"""The text of a SPARQL query or update, as far as the broker must understand it; the store understands the rest.
+"""Reads the text of a SPARQL query or update, as far as the broker must understand it. The store parses the rest.
 
-It finds out whether a text asks or changes, gives every URI in it the IRI that the store knows it by, refuses what
-would reach beyond the store (SERVICE, LOAD), takes an update apart into its operations, and finds the masks of a query:
-a change that none of them matches cannot change its result. Where a query is beyond this reader, it says so, and every
-change counts: a mask too many costs an evaluation, one too few would lose an indication.
+This module distinguishes queries from updates, replaces every URI by the IRI that the store uses for it, and splits an
+update into its operations. It refuses operations that would fetch from elsewhere (SERVICE, LOAD).
 
-What may go wrong: SERVICE or LOAD (K103); triples within triples, which have no place in SSAP (K105); a text that is
-too long, or nests too deep (K142). Other errors of syntax are found by the store.
+It also finds the masks of a query: a change that matches none of them cannot change the result. For a query that it
+cannot analyse it returns `ANY_CHANGE`: every change counts. A superfluous mask costs an evaluation; a missing mask
+would lose an indication.
+
+What may go wrong: SERVICE or LOAD (K103); triples within triples, which SSAP cannot express (K105); a text that is too
+long, or nests too deep (K142). The store reports other syntax errors.
 """
 
 from __future__ import annotations
@@ -17,15 +19,15 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from tidegate.errors import KnowledgeError
-from tidegate.knowledge.terms import RDF, Literal, Mask, Uri, text_of
+from tidegate.knowledge.terms import ANY_CHANGE, RDF, Literal, Mask, Masks, Uri, text_of
 
 TEXTS_REMEMBERED: Final = 256
 CHARACTERS_REMEMBERED_MAX: Final = 16 * 1024
 QUERY_CHARACTERS_MAX: Final = 1 << 16
 UPDATE_CHARACTERS_MAX: Final = 1 << 20
-# The store follows brackets by calling itself: some thousands of them would exhaust the stack of the process.
+# The store's parser is recursive: a few thousand nested brackets would exhaust the stack of the process.
 NESTING_MAX: Final = 64
-# Of an update that gives data only: reading it takes no more than milliseconds.
+# An update that contains only data, up to this length, runs on the event loop: it takes at most milliseconds.
 DATA_CHARACTERS_MAX: Final = 1 << 14
 
 _NAME: Final = "[A-Za-z0-9_\u00b7-\U000effff]"
@@ -52,15 +54,15 @@ _PLAIN_ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "b": "\b", "f": "\f"}
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:")
 
 _QUERIES: Final = frozenset({"SELECT", "ASK", "CONSTRUCT", "DESCRIBE"})
-# Words after which every change counts: other graphs, relative names, results that follow blank nodes.
-_BEYOND: Final = frozenset({"BASE", "DESCRIBE", "FROM", "GRAPH"})
-_CHANCES: Final = frozenset({"BNODE", "NOW", "RAND", "STRUUID", "UUID"})
+# Queries with these words have no masks: they use named graphs, relative names, or follow blank nodes (DESCRIBE).
+_UNSUPPORTED: Final = frozenset({"BASE", "DESCRIBE", "FROM", "GRAPH"})
+_NONDETERMINISTIC: Final = frozenset({"BNODE", "NOW", "RAND", "STRUUID", "UUID"})
 _JOINING: Final = frozenset({"WHERE", "OPTIONAL", "UNION", "MINUS", "NOT", "EXISTS"})
 _CLOSING: Final = frozenset({"GROUP", "HAVING", "ORDER", "LIMIT", "OFFSET"})
 
 
 class Token(NamedTuple):
-    """A word of SPARQL: `value` is a keyword in capitals, the text between < and >, or what is written."""
+    """A token of SPARQL. `value` is a keyword in capitals, the text between < and >, or the token as written."""
 
     kind: str
     value: str
@@ -72,7 +74,7 @@ class Token(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One operation on the default graph. The blocks have their braces; without `where` they are data."""
+    """One operation on the default graph. The blocks include their braces. If `where` is empty, they are data."""
 
     prologue: str
     deleted: str
@@ -81,13 +83,15 @@ class Operation(NamedTuple):
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
-    """Remembered unless there are very many, since each question about a text begins with them."""
+    """Returns the tokens of a text. They are cached unless the text is long, because every function here needs them."""
     return _remembered_tokens(text) if len(text) <= CHARACTERS_REMEMBERED_MAX else tuple(_tokens(text))
 
 
 def is_update(text: str) -> bool:
-    """Whether a text wants to change something; what is neither a query nor an update counts as an update. It reads no
-    further than it must, as the text may be of any length."""
+    """Reports whether a text is an update. A text that is neither a query nor an update counts as an update.
+
+    It reads only as far as it must, because the text may have any length.
+    """
     tokens = _tokens(text)
     for token in tokens:
         if token.is_word("PREFIX", "BASE"):
@@ -101,12 +105,14 @@ def is_update(text: str) -> bool:
 def check_length(text: str, characters_max: int) -> None:
     if len(text) > characters_max:
         raise KnowledgeError(
-            "K142", f"the SPARQL has {len(text)} characters, over {characters_max}", "send it in several parts"
+            "K142",
+            f"the SPARQL has {len(text)} characters; the maximum is {characters_max}",
+            "split it into several requests",
         )
 
 
 def is_data(text: str) -> bool:
-    """Whether an update only inserts and deletes what it says, and is so short that this takes no time."""
+    """Reports whether an update is short and contains only INSERT DATA and DELETE DATA, and so is cheap."""
     if len(text) > DATA_CHARACTERS_MAX:
         return False
     operations = filter(None, map(_after_prologue, _split(tokens_of(text))))
@@ -117,27 +123,28 @@ def is_data(text: str) -> bool:
 
 
 def is_repeatable(text: str) -> bool:
-    """Whether a query has the same answer as long as the graph is the same."""
-    return not any(token.is_word(*_CHANCES) for token in tokens_of(text))
+    """Reports whether a query always has the same answer on the same graph."""
+    return not any(token.is_word(*_NONDETERMINISTIC) for token in tokens_of(text))
 
 
 def with_iris(text: str, iri_of: Callable[[str], str]) -> str:
-    """The same text with the IRIs of its URIs, for the store. Relative ones after a BASE are left to the store."""
+    """Returns the text with each URI replaced by its IRI, for the store. The store resolves relative URIs after a
+    BASE."""
     parts, at, has_base, depth = [], 0, False, 0
     for token in tokens_of(text):
         if token.kind == "sign":
             depth += (token.value in "([{") - (token.value in ")]}")
             if depth > NESTING_MAX:
                 raise KnowledgeError(
-                    "K142", f"the SPARQL has over {NESTING_MAX} brackets in each other", "ask in several parts"
+                    "K142", f"the SPARQL nests over {NESTING_MAX} brackets", "split it into several requests"
                 )
         if token.is_word("SERVICE", "LOAD"):
             raise KnowledgeError(
-                "K103", f"{token.value} would fetch from elsewhere", "insert the triples, and ask for what is here"
+                "K103", f"{token.value} would fetch data from elsewhere", "insert those triples here, and query them"
             )
         if (token.kind == "sign" and token.value in ("<<", "{|")) or token.is_word("TRIPLE"):
             raise KnowledgeError(
-                "K105", f"{token.value} makes a triple within a triple", "give the statement a URI of its own"
+                "K105", f"{token.value} creates a triple within a triple", "give the statement a URI of its own"
             )
         has_base = has_base or token.is_word("BASE")
         if token.kind == "iri":
@@ -149,7 +156,7 @@ def with_iris(text: str, iri_of: Callable[[str], str]) -> str:
 
 
 def operations_of(text: str) -> list[Operation] | None:
-    """The operations of an update; None when one of them names a graph, or changes graphs as a whole."""
+    """Returns the operations of an update, or None if one of them names a graph or changes whole graphs."""
     operations, prologue = [], ""
     for tokens in _split(tokens_of(text)):
         rest = _after_prologue(tokens)
@@ -164,21 +171,21 @@ def operations_of(text: str) -> list[Operation] | None:
     return operations
 
 
-def masks_of(text: str) -> tuple[Mask, ...] | None:
-    """The masks of a query, whose URIs have their IRIs: a change that none matches leaves the result as it is. None
-    when any change may change it."""
+def masks_of(text: str) -> Masks:
+    """Returns the masks of a query whose URIs `with_iris` has replaced. A change that matches no mask cannot change the
+    result. Returns `ANY_CHANGE` if any change may."""
     tokens = tokens_of(text)
-    if any(token.is_word(*_BEYOND) for token in tokens):
-        return None
+    if any(token.is_word(*_UNSUPPORTED) for token in tokens):
+        return ANY_CHANGE
     try:
-        return tuple(dict.fromkeys(_MaskReader(tokens).read()))
-    except _BeyondReader:
-        return None
+        return Masks(tuple(dict.fromkeys(_MaskReader(tokens).read())))
+    except _UnsupportedError:
+        return ANY_CHANGE
 
 
 @lru_cache(TEXTS_REMEMBERED)
 def _remembered_tokens(text: str) -> tuple[Token, ...]:
-    """Since each question about a text begins with them."""
+    """Returns the tokens of a text, from the cache if possible."""
     return tuple(_tokens(text))
 
 
@@ -199,7 +206,7 @@ def _after_prologue(tokens: tuple[Token, ...]) -> tuple[Token, ...]:
 
 
 def _split(tokens: tuple[Token, ...]) -> Iterator[tuple[Token, ...]]:
-    """The operations of an update: a semicolon outside all braces stands between them."""
+    """Splits the tokens of an update into its operations, at each semicolon outside of braces."""
     depth, start = 0, 0
     for at, token in enumerate(tokens):
         if token.kind == "sign":
@@ -217,6 +224,7 @@ def _read_operation(text: str, prologue: str, tokens: tuple[Token, ...]) -> Oper
             return Operation(prologue, "", blocks[0], "")
         case ["DELETE DATA"]:
             return Operation(prologue, blocks[0], "", "")
+    # The last block is the WHERE, which may read named graphs. DELETE WHERE has only that block, and it is a template.
     if any(_names_graph(block) for block in blocks[:-1] or blocks):
         return None
     match heads:
@@ -232,7 +240,7 @@ def _read_operation(text: str, prologue: str, tokens: tuple[Token, ...]) -> Oper
 
 
 def _blocks(text: str, tokens: tuple[Token, ...]) -> tuple[list[str], list[str]]:
-    """The words before each block in braces, and the blocks."""
+    """Returns the words before each block in braces, and the blocks."""
     heads: list[str] = []
     blocks: list[str] = []
     words: list[str] = []
@@ -268,13 +276,16 @@ def _unescaped(found: re.Match[str]) -> str:
     return chr(int(digits, 16)) if int(digits, 16) < 0x110000 else "\ufffd"
 
 
-class _BeyondReader(Exception):
-    """The query says something that the reader of masks does not follow."""
+class _UnsupportedError(Exception):
+    """The query uses syntax that `_MaskReader` does not understand."""
 
 
 class _MaskReader:
-    """One pass over the tokens of a query that the store has found to be well-formed. Groups need no structure here:
-    every triple pattern counts, wherever it stands (OPTIONAL, MINUS, EXISTS, a query inside)."""
+    """Collects the masks of a query in one pass over its tokens.
+
+    It does not build a tree of groups: every triple pattern yields a mask, also inside OPTIONAL, MINUS, EXISTS or a
+    subquery. It need not detect syntax errors, because the store refuses malformed queries.
+    """
 
     def __init__(self, tokens: tuple[Token, ...]) -> None:
         self._prefixes: dict[str, str] = {}
@@ -299,7 +310,7 @@ class _MaskReader:
     def _next(self) -> Token:
         token = self._tokens[self._at]
         if token.kind == "end":
-            raise _BeyondReader
+            raise _UnsupportedError
         self._at += 1
         return token
 
@@ -312,10 +323,10 @@ class _MaskReader:
 
     def _expect(self, value: str) -> None:
         if not self._take(value):
-            raise _BeyondReader
+            raise _UnsupportedError
 
     def _element(self) -> None:
-        """One element of a group: braces and joining words are stepped over, expressions and data skipped."""
+        """Reads one element of a group. It passes over braces and joining words, and skips expressions and data."""
         if self._take("{", "}", ".", *_JOINING):
             return
         if self._take("FILTER", "BIND"):
@@ -332,14 +343,14 @@ class _MaskReader:
             self._triples()
 
     def _expression(self) -> None:
-        """`FILTER (…)`, `FILTER f(…)`; `FILTER NOT EXISTS {…}` is left to whoever reads groups."""
+        """Skips `FILTER (…)` or `FILTER f(…)`. It leaves the group of `FILTER NOT EXISTS {…}` to `_element`."""
         if self._peek().value not in ("NOT", "EXISTS", "("):
             self._next()
         if self._take("("):
             self._parenthesis()
 
     def _parenthesis(self) -> None:
-        """Up to its end. Groups in it are those of EXISTS."""
+        """Skips to the closing parenthesis, but reads groups in it, which belong to EXISTS."""
         while not self._take(")"):
             if self._take("("):
                 self._parenthesis()
@@ -353,7 +364,7 @@ class _MaskReader:
         while depth:
             token = self._peek()
             if token.kind == "end":
-                raise _BeyondReader
+                raise _UnsupportedError
             if token.kind == "sign":
                 depth += (token.value == "{") - (token.value == "}")
             self._element()
@@ -380,7 +391,7 @@ class _MaskReader:
         is_property_list = self._peek().value == "["
         subject = self._node()
         if isinstance(subject, Literal):
-            raise _BeyondReader
+            raise _UnsupportedError
         if is_property_list and self._peek().value in (".", "}"):
             return
         self._properties(subject)
@@ -404,7 +415,7 @@ class _MaskReader:
                 return
 
     def _verb(self) -> Uri | list[Uri] | None:
-        """A predicate, None for a variable, or all the predicates of a path."""
+        """Returns a predicate, None for a variable, or all predicates of a path."""
         if self._peek().kind == "variable":
             self._next()
             return None
@@ -422,14 +433,14 @@ class _MaskReader:
                 self._expect(")")
             else:
                 predicates.append(self._uri(self._next()))
-            if self._take("*", "?", "!"):  # a path of no step ends at every node, whatever its predicate
-                raise _BeyondReader
+            if self._take("*", "?", "!"):  # a path of zero steps matches every node, whatever its predicates
+                raise _UnsupportedError
             self._take("+")
             if not self._take("/", "|"):
                 return predicates
 
     def _node(self) -> Uri | Literal | None:
-        """A constant of a triple pattern, or None for whatever may stand for several terms."""
+        """Returns a constant of a triple pattern, or None if it may match several terms."""
         if self._take("["):
             if not self._take("]"):
                 self._properties(None)
@@ -443,7 +454,7 @@ class _MaskReader:
         return self._uri(token)
 
     def _literal(self, written: str) -> Literal | None:
-        if self._take("^^"):  # compared by its value: "01" may be the stored "1"
+        if self._take("^^"):  # compared by value: "01" may be stored as "1"
             self._next()
             return None
         if self._peek().kind == "language":
@@ -460,4 +471,4 @@ class _MaskReader:
             prefix, local = token.value.split(":", 1)
             if (start := self._prefixes.get(prefix + ":")) is not None:
                 return Uri(text_of(start + re.sub(r"\\(.)", r"\1", local)))
-        raise _BeyondReader
+        raise _UnsupportedError

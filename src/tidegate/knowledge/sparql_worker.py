@@ -1,17 +1,20 @@
-"""A SPARQL worker: a process with a copy of the graph, which evaluates what came from outside and may be killed for it.
+"""A SPARQL worker: a process with a copy of the graph that evaluates clients' queries and may be killed for them.
 
-The broker hands it a socket and the directory of a copy. On the socket come the changes that the broker has made, in
-their order, and between them queries and updates: each sees all changes before it. An update is made on the copy and
-answered with its delta; whether it is made on the graph is for the broker to decide, which kills this process if not.
-Frames are a length of four bytes and a message of MessagePack. Rows come in parts, so that whoever reads them has time
-for others in between.
+It evaluates SPARQL, and the WQL of questions that stay open.
 
-An evaluation has a limit of time and one of memory. The broker looks at its clock too; here an alarm of the kernel ends
-the process if the broker did not, as it cannot when it was killed itself. Without memory the process ends. So does it
-when the socket is closed, and then it removes its copy.
+The broker passes it a socket and the directory of a copy. On the socket the broker sends all its changes in order, and
+queries and updates between them. Each query sees all changes before it. The worker executes an update on its copy and
+returns the delta. The broker decides whether to apply the delta to the graph; if not, it kills this process. A frame is
+a length of four bytes and a MessagePack message. Rows are sent in parts, so that the broker can serve others between
+them.
 
-What may go wrong: what `Graph` refuses, which is the answer; everything else ends the process, and the broker names the
-reason.
+Each evaluation has a limit of time and of memory. An open question is also limited by processor time, so that a busy
+machine does not end it. The broker enforces the time limit as well; an alarm of the kernel is the backup, in case the
+broker itself was killed. The process exits when it runs out of memory, and when the socket is closed. It then removes
+its copy.
+
+What may go wrong: `Graph` refuses a request, and its error is the answer. Any other failure ends the process, and the
+broker reports the reason.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,17 +35,19 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from tidegate.errors import KnowledgeError
+from tidegate.errors import TidegateError
 from tidegate.knowledge import question as questions
-from tidegate.knowledge.graph import Delta, Graph, NewTriple
+from tidegate.knowledge.graph import Delta, Graph
 from tidegate.knowledge.question import Shape, SparqlQuery
-from tidegate.knowledge.terms import Term, Triple, Uri
+from tidegate.knowledge.terms import Literal, NewTriple, Term, Triple, Uri
+from tidegate.knowledge.wql import WqlQuery, unpacked_path
 
 FRAME_HEAD_BYTES: Final = 4
 ROWS_PART: Final = 1000
 SEND_BYTES: Final = 64 * 1024
-GRACE_S: Final = 1.0  # for the broker to end this process before it does so itself
-OUT_OF_MEMORY: Final = 12  # the exit code, when Python finds no memory; the store aborts the process
+GRACE_S: Final = 1.0  # the broker's head start to kill this process, before the alarm of the kernel does
+WALL_TIME_FACTOR_MAX: Final = 10  # an open question's limit of time, as a multiple of its processor time
+OUT_OF_MEMORY: Final = 12  # the exit code when Python runs out of memory; the store instead aborts the process
 
 _PAGE_BYTES: Final = resource.getpagesize()
 
@@ -56,9 +62,37 @@ class Change(_Message, frozen=True):
 
 
 class Ask(_Message, frozen=True):
+    """A query in SPARQL or WQL. A WQL path is encoded without its type, and decoded by `unpacked_path`.
+
+    A query with a limit of processor time is an open question: the worker sends `Begun` when its evaluation starts,
+    after it has applied all earlier changes.
+    """
+
     text: str
     time_max_s: float
     rows_max: int
+    processor_max_s: float = 0.0
+    start: Uri | Literal | None = None
+    path: Any = None
+    end: Uri | Literal | None = None
+
+    @classmethod
+    def of(cls, question: SparqlQuery | WqlQuery, processor_max_s: float, rows_max: int) -> Ask:
+        """Returns the request for a question that stays open."""
+        time_max_s = WALL_TIME_FACTOR_MAX * processor_max_s
+        if isinstance(question, SparqlQuery):
+            return cls(question.text, time_max_s, rows_max, processor_max_s)
+        return cls("", time_max_s, rows_max, processor_max_s, question.start, question.path, question.end)
+
+    @property
+    def is_open(self) -> bool:
+        return self.processor_max_s > 0
+
+    @property
+    def question(self) -> SparqlQuery | WqlQuery:
+        if self.start is None:
+            return SparqlQuery(self.text)
+        return WqlQuery(self.start, unpacked_path(self.path), self.end)
 
 
 class Update(_Message, frozen=True):
@@ -67,7 +101,15 @@ class Update(_Message, frozen=True):
 
 
 class Ready(_Message, frozen=True):
-    """The copy is read."""
+    """The worker has read its copy of the graph."""
+
+
+class Begun(_Message, frozen=True):
+    """The evaluation of an open question starts."""
+
+
+class NodesPart(_Message, frozen=True):
+    rows: list[Uri | Literal]
 
 
 class SolutionsPart(_Message, frozen=True):
@@ -79,11 +121,12 @@ class TriplesPart(_Message, frozen=True):
 
 
 class Answered(_Message, frozen=True):
-    """The end of an answer; its rows came before, but for a yes or no."""
+    """The end of an answer. Its rows were sent before; a truth value is in `is_true`. `took_s` is processor time."""
 
     shape: Shape
     variables: tuple[str, ...]
     is_true: bool
+    took_s: float
 
 
 class Updated(_Message, frozen=True):
@@ -96,9 +139,16 @@ class Refused(_Message, frozen=True):
     code: str
     message: str
     remedy: str
+    took_s: float
 
 
-Reply: TypeAlias = Ready | SolutionsPart | TriplesPart | Answered | Updated | Refused
+Reply: TypeAlias = Ready | Begun | NodesPart | SolutionsPart | TriplesPart | Answered | Updated | Refused
+
+_PARTS: Final[dict[Shape, Any]] = {
+    Shape.TRIPLES: TriplesPart,
+    Shape.SOLUTIONS: SolutionsPart,
+    Shape.NODES: NodesPart,
+}
 
 _encode = msgspec.msgpack.Encoder().encode
 _read_request = msgspec.msgpack.Decoder(Change | Ask | Update).decode
@@ -112,7 +162,7 @@ def frame(message: Any) -> bytes:
 
 def main() -> None:
     descriptor, directory, memory_max_bytes = sys.argv[1:]
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # meant for the broker, which then closes the socket
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the broker, which then closes the socket
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     copy, code = Path(directory), 0
     connection = socket.socket(fileno=int(descriptor))
@@ -121,12 +171,12 @@ def main() -> None:
     except MemoryError:
         code = OUT_OF_MEMORY
     except ConnectionError:
-        pass  # the broker has ended in the middle of an answer
-    except BaseException:  # a panic of the store is no Exception
+        pass  # the broker ended in the middle of an answer
+    except BaseException:  # a panic of the store is not an Exception
         traceback.print_exc()
         code = 1
     shutil.rmtree(copy, ignore_errors=True)
-    os._exit(code)  # at once: the broker, which sees the socket closed by this, waits for it
+    os._exit(code)  # skips all cleanup: the broker sees the socket close and blocks until this process has exited
 
 
 def _serve(connection: socket.socket, copy: Path, memory_max_bytes: int) -> None:
@@ -138,12 +188,15 @@ def _serve(connection: socket.socket, copy: Path, memory_max_bytes: int) -> None
             if isinstance(request, Change):
                 graph.apply(Delta(request.added, request.removed))
             else:
-                with _limited(request.time_max_s, _size_bytes(size) + memory_max_bytes):
+                processor_max_s = request.processor_max_s if isinstance(request, Ask) else 0.0
+                if processor_max_s:
+                    connection.sendall(frame(Begun()))
+                with _limited(request.time_max_s, processor_max_s, _size_bytes(size) + memory_max_bytes):
                     _send(connection, _replies(graph, request))
 
 
 def _send(connection: socket.socket, replies: Iterator[Reply]) -> None:
-    """A short answer in one piece."""
+    """Sends the replies. It joins small frames, so that a short answer is sent in one piece."""
     unsent = b""
     for reply in replies:
         unsent += frame(reply)
@@ -154,39 +207,43 @@ def _send(connection: socket.socket, replies: Iterator[Reply]) -> None:
 
 
 def _replies(graph: Graph, request: Ask | Update) -> Iterator[Reply]:
+    began_s = time.process_time()
     try:
         if isinstance(request, Update):
             delta = graph.update(request.text)
             yield Updated(delta.added, delta.removed, delta.named)
             return
         graph.rows_max = request.rows_max
-        result = questions.ask(graph, SparqlQuery(request.text))
-    except KnowledgeError as error:
-        yield Refused(error.code, error.message, error.remedy)
+        result = questions.ask(graph, request.question)
+    except TidegateError as error:
+        yield Refused(error.code, error.message, error.remedy, time.process_time() - began_s)
         return
     rows: list[Any] = result.rows
-    if result.shape is not Shape.TRUTH:
-        part_type = TriplesPart if result.shape is Shape.TRIPLES else SolutionsPart
+    if (part_type := _PARTS.get(result.shape)) is not None:
         for start in range(0, len(rows), ROWS_PART):
             yield part_type(rows[start : start + ROWS_PART])
-    yield Answered(result.shape, result.variables, result.shape is Shape.TRUTH and rows[0])
+    is_true = part_type is None and rows[0]
+    yield Answered(result.shape, result.variables, is_true, time.process_time() - began_s)
 
 
 @contextlib.contextmanager
-def _limited(time_max_s: float, memory_max_bytes: int) -> Iterator[None]:
+def _limited(time_max_s: float, processor_max_s: float, memory_max_bytes: int) -> Iterator[None]:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     bounded = memory_max_bytes if hard == resource.RLIM_INFINITY else min(memory_max_bytes, hard)
     signal.setitimer(signal.ITIMER_REAL, time_max_s + GRACE_S)
+    signal.setitimer(signal.ITIMER_PROF, processor_max_s)  # 0 means no limit
     resource.setrlimit(resource.RLIMIT_AS, (bounded, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
         signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _size_bytes(statm: io.FileIO) -> int:
-    """What the process takes by now, with its copy: an evaluation may take so much more."""
+    """Returns the current size of the process, including its copy. The memory limit of an evaluation is added to
+    it."""
     statm.seek(0)
     return int(statm.read(64).split()[0]) * _PAGE_BYTES
 

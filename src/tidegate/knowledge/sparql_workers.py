@@ -1,20 +1,20 @@
-"""The broker's side of SPARQL workers: processes that are started when they are needed, fed with changes, and killed.
+"""The broker's side of SPARQL workers: starts the processes on demand, sends them changes and requests, kills them.
 
-One worker serves the lane of changes: updates, and the queries that stay open, which are evaluated at every change that
-concerns them. The others serve queries. So a query that takes long holds up no change. A worker begins as a copy of the
-graph, made in a thread, and is told every change since then; a copy that has some of these changes already becomes the
-same. Whatever is asked of it comes after all changes that were made before: no answer is older than its question.
+One worker executes updates, some answer queries, and two evaluate open questions, one for quick and one for slow ones.
+So no query and no open question delays a change. A worker starts from a copy of the graph, made in a thread, and
+receives every change since then. Changes that the copy already contains have no effect. Each request is sent after all
+earlier changes, so no answer is older than its question.
 
-The request at the head of a worker has until `time_max_s` from when the worker could begin with it. Then the process is
-killed, and another one is started for those behind it. Nothing here blocks: copies are made, and processes reaped, in
-threads.
+The first request of a worker must finish within `time_max_s` after the worker could start it. Otherwise the process is
+killed, and a new one is started for the requests behind it. For an open question, the time starts when the worker has
+applied all earlier changes, which may be many. Nothing here blocks: threads make the copies and reap the processes.
 
-A worker that somebody else has killed is found dead by the next request: whatever ends a process without having
-reached a limit is asked again, once, of another one.
+If a process ends without reaching a limit, for example because someone else killed it, its first request is retried
+once in a new process. The same applies to an open question that a worker does not start in time.
 
-What may go wrong, each for the request at the head alone: it takes too long (K140) or too much memory (K141), ends its
-process in another way twice (K143), or no worker can be started (K144); what the worker refuses. All requests: the
-broker shuts down (U702).
+What may go wrong, for the first request only: it takes too long (K140) or too much memory (K141), ends its process in
+another way twice (K143), no worker can be started (K144), or the worker refuses it. For all requests: the broker is
+shutting down (U702).
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from tidegate.errors import KnowledgeError, TidegateError, Unavailable
+from tidegate.knowledge.evaluation_schedule import Pace
 from tidegate.knowledge.graph import Delta, Graph
-from tidegate.knowledge.question import Result, Row, Shape
+from tidegate.knowledge.question import Result, Row, Shape, SparqlQuery
 from tidegate.knowledge.sparql_worker import (
     FRAME_HEAD_BYTES,
     OUT_OF_MEMORY,
     Answered,
     Ask,
+    Begun,
     Change,
     Ready,
     Refused,
@@ -49,38 +51,48 @@ from tidegate.knowledge.sparql_worker import (
     frame,
     read_reply,
 )
+from tidegate.knowledge.store_files import DAMAGED, Damaged
+from tidegate.knowledge.wql import WqlQuery
+from tidegate.security.credentials import without_secrets
 
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 * 1024
-# Changes are sent when there are so many, or with the next request; a worker that is behind by more is given up.
+# Changes are sent once there are this many bytes, or with the next request. A worker that falls behind by more than
+# the maximum is replaced.
 UNSENT_BYTES: Final = 64 * 1024
 UNSENT_BYTES_MAX: Final = 64 * 1024 * 1024
-START_MAX_S: Final = 120.0  # until a worker has read its copy
-# A worker that nobody has asked anything for so many changes ends, as it costs more than it is worth.
-CHANGES_UNASKED_MAX: Final = 100_000
+START_MAX_S: Final = 120.0  # for a worker to read its copy
+CATCH_UP_MAX_S: Final = 30.0  # for a worker to apply the changes before an open question
+# A worker without a request for this many changes ends, because keeping it up to date costs more than it is worth.
+IDLE_CHANGES_MAX: Final = 100_000
 ENDED: Final = "K143"
 
 OnAnswer: TypeAlias = Callable[[Result | Delta | TidegateError], None]
+# Receives the answer, and the seconds that the evaluation took.
+OnEvaluated: TypeAlias = Callable[[Result | Delta | TidegateError, float], None]
 
 
 @dataclass(frozen=True, slots=True)
 class SparqlLimits:
-    """Of a query or update from outside. A query that stays open has less, as changes wait for it, and its rows are
-    compared on the event loop."""
+    """Limits of a client's query or update.
+
+    An open question has lower limits, because others wait for its evaluator and its rows are compared on the event
+    loop. Its time is processor time.
+    """
 
     time_max_s: float = 5.0
     rows_max: int = 100_000
     open_time_max_s: float = 1.0
     open_rows_max: int = 10_000
-    memory_max_bytes: int = 512 * 1024 * 1024  # beside the copy of the graph
+    memory_max_bytes: int = 512 * 1024 * 1024  # in addition to the copy of the graph
 
 
 @dataclass(frozen=True, slots=True)
 class SparqlWorkersStatistics:
     processes: int
     started: int
-    killed: int  # by a limit
+    killed: int  # processes that ended by a limit, or by a failure that was not retried
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,39 +110,59 @@ class _Process:
 
 
 class SparqlWorkers:
-    """To be used on the thread of an event loop. `on_answer` gets the answer or an error, later, unless it is stopped
-    before; it must ask for at most `query_workers` queries at a time."""
+    """All workers of a knowledge base. Use it on the thread of an event loop.
+
+    `on_answer` is called later with the answer or an error; after `stop`, it is called immediately. The caller must not
+    run more than `query_workers` queries at a time.
+    """
 
     def __init__(self, graph: Graph, query_workers: int, limits: SparqlLimits | None = None) -> None:
         self._limits = limits or SparqlLimits()
         self._rows_max = min(self._limits.rows_max, graph.rows_max)
         self._open_rows_max = min(self._limits.open_rows_max, graph.rows_max)
-        self._of_changes = SparqlWorker(graph, self._limits)
-        self._of_queries = [SparqlWorker(graph, self._limits) for _ in range(query_workers)]
-        self._all = [self._of_changes, *self._of_queries]
+        self._wql_triples_max = graph.rows_max
+        self._update_worker = SparqlWorker(graph, self._limits)
+        self._query_workers = [SparqlWorker(graph, self._limits) for _ in range(query_workers)]
+        self._evaluators = {pace: SparqlWorker(graph, self._limits) for pace in Pace}
+        self._all = [self._update_worker, *self._query_workers, *self._evaluators.values()]
 
     def ask(self, text: str, on_answer: OnAnswer) -> None:
-        idle = [worker for worker in self._of_queries if not worker.is_busy]
-        worker = next((worker for worker in idle if worker.is_running), idle[0])
-        worker.request(Ask(text, self._limits.time_max_s, self._rows_max), on_answer)
+        self._idle_worker().request(Ask(text, self._limits.time_max_s, self._rows_max), on_answer)
 
-    def ask_open(self, text: str, on_answer: OnAnswer) -> None:
-        """In the lane of changes: the answer is that of the graph as it is now."""
-        self._of_changes.request(Ask(text, self._limits.open_time_max_s, self._open_rows_max), on_answer)
+    def ask_first(self, question: SparqlQuery | WqlQuery, on_first: OnEvaluated) -> None:
+        """Evaluates a new open question for the first time, on a query worker but with the limits of open questions."""
+        worker = self._idle_worker()
+        worker.request(self._open_ask(question), lambda answer: on_first(answer, worker.took_s))
+
+    def evaluate(self, question: SparqlQuery | WqlQuery, pace: Pace, on_evaluated: OnEvaluated) -> None:
+        """Evaluates an open question on the current graph. Each pace has one evaluation at a time."""
+        worker = self._evaluators[pace]
+        assert not worker.is_busy, "one evaluation at a time"
+        worker.request(self._open_ask(question), lambda answer: on_evaluated(answer, worker.took_s))
+
+    def _idle_worker(self) -> SparqlWorker:
+        idle = [worker for worker in self._query_workers if not worker.is_busy]
+        return next((worker for worker in idle if worker.is_running), idle[0])
+
+    def _open_ask(self, question: SparqlQuery | WqlQuery) -> Ask:
+        is_sparql = isinstance(question, SparqlQuery)
+        rows_max = self._open_rows_max if is_sparql else self._wql_triples_max
+        return Ask.of(question, self._limits.open_time_max_s, rows_max)
 
     def update(self, text: str, on_answer: OnAnswer) -> None:
-        """The delta of an update. The worker has made it: unless the next change is just that, it is given up."""
-        self._of_changes.request(Update(text, self._limits.time_max_s), on_answer)
+        """Computes the delta of an update. The worker has then already applied it to its copy. Unless the next change
+        is this delta, the worker is replaced."""
+        self._update_worker.request(Update(text, self._limits.time_max_s), on_answer)
 
     def on_change(self, delta: Delta) -> None:
-        """To be told every change."""
+        """Sends a change to all running workers. The caller must pass every change of the graph."""
         if any(worker.is_running for worker in self._all):
             change = frame(Change(delta.added, delta.removed))
             for worker in self._all:
                 worker.on_change(change)
 
     async def stop(self) -> None:
-        """Ends all processes; nothing is asked any more."""
+        """Ends all processes. Later requests are refused."""
         for worker in self._all:
             await worker.stop()
 
@@ -143,27 +175,31 @@ class SparqlWorkers:
 
 
 class SparqlWorker:
-    """The place of one process: there is one while it is needed, and another when it was killed."""
+    """One worker: at most one process at a time, started on demand and replaced after it was killed.
+
+    Requests are answered in order. Changes and requests share one queue to the process, which keeps them in sequence.
+    """
 
     def __init__(self, graph: Graph, limits: SparqlLimits) -> None:
         self._graph = graph
         self._limits = limits
         self._requests: deque[_Request] = deque()
-        self._rows: list[Row] = []  # of the answer that is coming
+        self._rows: list[Row] = []  # the parts of the current answer received so far
         self._process: _Process | None = None
         self._starting: asyncio.Future[_Process] | None = None
         self._is_ready = False
         self._is_outdated = False
         self._is_stopped = False
-        self._ahead = b""  # the change that it has made already, by an update that the graph has not
+        self._applied_update = b""  # the delta of an update that the worker has applied, but the graph has not yet
         self._unsent: deque[bytes] = deque()
         self._unsent_bytes = 0
-        self._is_blocked = False  # the socket takes no more for now
-        self._changes_unasked = 0
+        self._is_blocked = False  # the socket's send buffer is full
+        self._idle_changes = 0
         self._received = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._reaped: asyncio.Future[None] | None = None
         self.started = self.killed = 0
+        self.took_s = 0.0  # the duration of the last answered request
 
     @property
     def is_running(self) -> bool:
@@ -174,33 +210,33 @@ class SparqlWorker:
         return bool(self._requests)
 
     def request(self, message: Ask | Update, on_answer: OnAnswer) -> None:
-        assert not self._is_outdated, "one that is behind ends with its last request"
+        assert not self._is_outdated, "an outdated worker ends with its last request"
         if self._is_stopped:
             on_answer(_shutting_down())
             return
-        if self._ahead:
+        if self._applied_update:  # the graph refused the last update, so the worker's copy differs from the graph
             self._end()
-        self._changes_unasked = 0
+        self._idle_changes = 0
         self._requests.append(_Request(message, on_answer))
         if self.is_running:
             self._put(frame(message))
             self._flush()
             if len(self._requests) == 1:
-                self._watch()
+                self._start_timer()
         else:
             self._start()
 
     def on_change(self, change: bytes) -> None:
-        if self._ahead:
-            if change != self._ahead:
+        if self._applied_update:
+            if change != self._applied_update:
                 self._end()
-            self._ahead = b""
+            self._applied_update = b""
         elif self.is_running and not self._is_outdated:
             self._put(change)
-            self._changes_unasked += 1
+            self._idle_changes += 1
             if self._unsent_bytes > UNSENT_BYTES and not self._is_blocked:
                 self._flush()
-            self._is_outdated = self._unsent_bytes > UNSENT_BYTES_MAX or self._changes_unasked > CHANGES_UNASKED_MAX
+            self._is_outdated = self._unsent_bytes > UNSENT_BYTES_MAX or self._idle_changes > IDLE_CHANGES_MAX
             self._end_if_outdated()
 
     async def stop(self) -> None:
@@ -214,25 +250,25 @@ class SparqlWorker:
         if self._reaped is not None:
             await self._reaped
 
-    # The life of a process.
+    # Starting and ending the process.
 
     def _start(self) -> None:
         self.started += 1
         loop = asyncio.get_running_loop()
         self._starting = starting = loop.run_in_executor(None, _launch, self._graph, self._limits)
-        self._timer = loop.call_later(START_MAX_S, self._on_late)
+        self._timer = loop.call_later(START_MAX_S, self._on_start_timeout)
         for request in self._requests:
             self._put(frame(request.message))
         starting.add_done_callback(self._on_started)
 
     def _on_started(self, starting: asyncio.Future[_Process]) -> None:
-        if starting is not self._starting:  # it was ended before it began
+        if starting is not self._starting:  # `_end` was called while the process was starting
             if starting.exception() is None:
                 self._reap(starting.result())
             return
         self._starting = None
         if (error := starting.exception()) is not None:
-            log.error("a SPARQL worker cannot be started", exc_info=error)
+            log.error("cannot start a SPARQL worker", exc_info=error)
             self._end()
             self._fail(_not_started(error))
             return
@@ -241,14 +277,14 @@ class SparqlWorker:
         self._flush()
 
     def _end(self) -> None:
-        """Forgets the process, whatever it does; what was not answered is to be asked again."""
+        """Kills the process and resets its state. Unanswered requests stay queued, for the next process."""
         self._is_ready = self._is_outdated = self._is_blocked = False
-        self._ahead = b""
+        self._applied_update = b""
         self._unsent.clear()
-        self._unsent_bytes = self._changes_unasked = 0
+        self._unsent_bytes = self._idle_changes = 0
         self._rows = []
         self._received.clear()
-        self._watch_no_more()
+        self._stop_timer()
         self._starting = None
         if (process := self._process) is not None:
             self._process = None
@@ -263,68 +299,89 @@ class SparqlWorker:
         self._reaped = asyncio.get_running_loop().run_in_executor(None, _clean_up, process)
 
     def _end_if_outdated(self) -> None:
-        """One that is too far behind answers what it was asked before, if it has begun with it."""
+        """Ends a worker that is too far behind, once it has answered the requests that it has already received.
+
+        If it has not even read its copy, it ends immediately, and a new process answers them.
+        """
         if self._is_outdated and not (self._is_ready and self._requests):
             self._end()
             if self._requests:
                 self._start()
 
     def _fail(self, error: TidegateError) -> None:
-        """The process has ended, and this is the answer to the request at the head; the others are asked again."""
+        """Answers the first request with the error that ended the process, and starts a new one for the others."""
         if self._requests:
             failed = self._requests.popleft()
+            self.took_s = 0.0 if isinstance(error, Unavailable) else _time_used_s(failed.message)
             if self._requests:
                 self._start()
             failed.on_answer(error)
 
     def _on_death(self) -> None:
         assert self._process is not None
-        code = self._process.popen.wait()  # at once: the kernel closes its sockets last
-        error = self._reason(code) if self._is_ready else _not_started(f"it has ended with code {code}")
+        code = self._process.popen.wait()  # does not block: the kernel closes the sockets of a process last
+        error = self._reason(code) if self._is_ready else _not_started(f"it exited with code {code}")
         self._end()
         if error.code == ENDED and self._requests and not self._requests[0].is_second_try:
             self._requests[0] = replace(self._requests[0], is_second_try=True)
             self._start()
             return
+        # A request that has ended two processes fails. Otherwise one bad query would crash workers forever.
         self.killed += bool(self._requests)
         self._fail(error)
 
     def _reason(self, code: int) -> TidegateError:
         if code in (OUT_OF_MEMORY, -signal.SIGABRT):
             megabytes = self._limits.memory_max_bytes >> 20
-            return KnowledgeError("K141", f"the SPARQL takes over {megabytes} MiB of memory", "ask for less at a time")
-        if code == -signal.SIGALRM:
+            return KnowledgeError("K141", f"the SPARQL needs over {megabytes} MiB of memory", "narrow its patterns")
+        if code in (-signal.SIGALRM, -signal.SIGPROF):
             return self._too_long()
-        return KnowledgeError(ENDED, f"the SPARQL has ended its worker (code {code})", "ask in a simpler way")
+        return KnowledgeError(ENDED, f"the SPARQL crashed its worker (exit code {code})", "simplify it")
 
     def _too_long(self) -> KnowledgeError:
-        limit_s = self._requests[0].message.time_max_s
-        return KnowledgeError("K140", f"the SPARQL takes over {limit_s:g} s", "bind more of its patterns, or use LIMIT")
+        limit_s = _time_used_s(self._requests[0].message)
+        return KnowledgeError("K140", f"the SPARQL takes over {limit_s:g} s", "use narrower patterns, or LIMIT")
 
-    # The limit of time.
+    # Time limits.
 
-    def _watch(self) -> None:
-        """From now on, for the request at the head; before the worker is ready it could not begin."""
-        if self._is_ready:
-            limit_s = self._requests[0].message.time_max_s
-            self._timer = asyncio.get_running_loop().call_later(limit_s, self._on_time)
+    def _start_timer(self) -> None:
+        """Starts the timer of the first request. Before the worker is ready there is none, as it cannot start yet."""
+        if not self._is_ready:
+            return
+        loop, message = asyncio.get_running_loop(), self._requests[0].message
+        if isinstance(message, Ask) and message.is_open:
+            self._timer = loop.call_later(CATCH_UP_MAX_S, self._on_catch_up_timeout)
+        else:
+            self._timer = loop.call_later(message.time_max_s, self._on_timeout)
 
-    def _watch_no_more(self) -> None:
+    def _on_begun(self) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(self._requests[0].message.time_max_s, self._on_timeout)
+
+    def _on_catch_up_timeout(self) -> None:
+        self._end()
+        if self._requests[0].is_second_try:
+            self._fail(_not_started(f"it took over {CATCH_UP_MAX_S:g} s to apply earlier changes"))
+        else:
+            self._requests[0] = replace(self._requests[0], is_second_try=True)
+            self._start()
+
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _on_late(self) -> None:
+    def _on_start_timeout(self) -> None:
         self._end()
-        self._fail(_not_started(f"it takes over {START_MAX_S:g} s"))
+        self._fail(_not_started(f"it took over {START_MAX_S:g} s to start"))
 
-    def _on_time(self) -> None:
+    def _on_timeout(self) -> None:
         self.killed += 1
         error = self._too_long()
         self._end()
         self._fail(error)
 
-    # What is sent and received.
+    # Sending and receiving.
 
     def _put(self, message: bytes) -> None:
         self._unsent.append(message)
@@ -341,7 +398,7 @@ class SparqlWorker:
             except BlockingIOError:
                 sent = 0
             except ConnectionError:
-                return  # whoever reads sees its death
+                return  # `_on_readable` detects that the process has ended
             self._unsent_bytes -= sent
             if sent < len(piece):
                 self._unsent.appendleft(piece[sent:])
@@ -389,31 +446,45 @@ class SparqlWorker:
         match reply:
             case Ready():
                 self._is_ready = True
-                self._watch_no_more()
+                self._stop_timer()
                 if self._requests:
-                    self._watch()
+                    self._start_timer()
+            case Begun():
+                self._on_begun()
             case Answered():
                 rows, self._rows = self._rows, []
-                self._answer(
-                    Result(reply.shape, [reply.is_true] if reply.shape is Shape.TRUTH else rows, reply.variables)
-                )
+                self.took_s = reply.took_s
+                is_truth = reply.shape in (Shape.TRUTH, Shape.WQL_TRUTH)
+                self._answer(Result(reply.shape, [reply.is_true] if is_truth else rows, reply.variables))
             case Updated():
                 delta = Delta(reply.added, reply.removed, reply.named)
-                self._ahead = frame(Change(delta.added, delta.removed)) if delta else b""
+                self._applied_update = frame(Change(delta.added, delta.removed)) if delta else b""
                 self._answer(delta)
             case Refused():
-                self._answer(KnowledgeError(reply.code, reply.message, reply.remedy))
+                self.took_s = reply.took_s
+                self._answer(self._error(reply))
             case _:
                 self._rows += reply.rows
 
+    def _error(self, reply: Refused) -> TidegateError:
+        if reply.code != DAMAGED:
+            return KnowledgeError(reply.code, reply.message, reply.remedy)
+        self._graph.damages += 1  # the copy links to the graph's own files, so those are damaged too
+        return Damaged(reply.code, reply.message, reply.remedy)
+
     def _answer(self, answer: Result | Delta | TidegateError) -> None:
-        self._watch_no_more()
+        self._stop_timer()
         answered = self._requests.popleft()
         if self._requests:
-            self._watch()
+            self._start_timer()
         else:
             self._end_if_outdated()
         answered.on_answer(answer)
+
+
+def _time_used_s(message: Ask | Update) -> float:
+    """Returns the time that is charged for a request that reached a limit."""
+    return message.processor_max_s if isinstance(message, Ask) and message.is_open else message.time_max_s
 
 
 def _shutting_down() -> Unavailable:
@@ -421,7 +492,7 @@ def _shutting_down() -> Unavailable:
 
 
 def _not_started(reason: object) -> Unavailable:
-    return Unavailable("K144", f"no SPARQL worker can be started: {reason}", "look into the log of the broker")
+    return Unavailable("K144", f"the broker cannot start a SPARQL worker: {reason}", "see the broker's log")
 
 
 def _launch(graph: Graph, limits: SparqlLimits) -> _Process:
@@ -433,7 +504,11 @@ def _launch(graph: Graph, limits: SparqlLimits) -> _Process:
     try:
         with theirs:
             popen = subprocess.Popen(  # noqa: S603
-                [*command, *arguments], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL
+                [*command, *arguments],
+                # The worker evaluates untrusted queries, so it gets one socket and no secrets.
+                env=without_secrets(),
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
             )
     except OSError:
         ours.close()

@@ -1,14 +1,16 @@
-"""SSAP, the protocol of Smart-M3 knowledge processors (KPs): XML messages over TCP, read as they come and written.
+"""SSAP, the protocol of Smart-M3 knowledge processors (KPs): reads and writes XML messages over TCP.
 
-A message is one `SSAP_message` element; there is no length before it and no sign after it. `MessageReader` is fed with
-whatever a socket brings and gives back whole requests. It reads a connection as the inside of one element that never
-ends, so that messages may follow each other, blanks may stand between them, and a document type, the door of entity
-bombs, is malformed wherever it stands. Clients differ in the order of elements, in case and in spacing; all of them are
-understood. A literal is text without a datatype, two URIs are wildcards, blank nodes have labels.
+A message is one `SSAP_message` element, without a length before it or a mark after it. `MessageReader` is fed with the
+bytes of a socket and returns complete requests. It parses a connection as the content of one element that never ends.
+Messages may therefore follow each other with whitespace between them. A document type, which entity bombs need, is
+malformed wherever it appears. Clients differ in the order of elements, in case and in spacing, and all variants are
+accepted. A literal is text without a datatype, two URIs are wildcards, and blank nodes have labels.
 
-What is written is ASCII, with no declaration and no CDATA: the only form that all known clients read right. What may go
-wrong: XML that is malformed, too deep or too long ends the connection (K110 to K112), since what follows cannot be
-trusted; a message that lacks something or names what does not exist (K113, K114) is answered, and the next is read.
+Output is ASCII, without a declaration and without CDATA: the only form that all known clients read correctly.
+
+What may go wrong: XML that is malformed, too deep or too long ends the connection (K110 to K112), because the bytes
+after it cannot be trusted. A message with missing or unknown parts (K113, K114) is answered with the error, and the
+next message is read.
 """
 
 from __future__ import annotations
@@ -23,23 +25,24 @@ from xml.parsers import expat
 import msgspec
 
 from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, TidegateError
-from tidegate.knowledge.graph import NewTriple, read_rdf_xml
+from tidegate.knowledge.documents import read_rdf_xml
 from tidegate.knowledge.question import Question, Result, Shape, SparqlQuery
-from tidegate.knowledge.terms import Blank, Literal, Mask, Term, Triple, Uri
+from tidegate.knowledge.terms import Blank, Literal, Mask, Masks, NewTriple, Term, Triple, Uri
 from tidegate.knowledge.wql import WQL_FORMS, read_wql
 
 MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 DEPTH_MAX: Final = 16
-# Of a tag: expat looks at an unfinished one again with every piece, and remembers every name.
+# Limits of tags: expat rescans an unfinished tag with every piece of data, and keeps every name that it has seen.
 TAG_BYTES_MAX: Final = 4096
 NAMES_MAX: Final = 256
-# Of a text that comes in small pieces, each an object of its own until they are joined.
+# A text that arrives in more pieces than this is joined, because each piece is an object of its own.
 PIECES_MAX: Final = 4096
 WILDCARDS: Final = frozenset({"http://www.nokia.com/NRC/M3/sib#any", "sib:any"})
 
 _CHANGES: Final = {"INSERT": ("insert_graph",), "REMOVE": ("remove_graph",), "UPDATE": ("remove_graph", "insert_graph")}
-_NOT_AS_IT_IS: Final = re.compile("[^\t\n\x20-%'-;=?-~]")
+_NEEDS_ESCAPE: Final = re.compile("[^\t\n\x20-%'-;=?-~]")
 NOT_IN_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_FIELDS: Final = ("node_id", "space_id", "transaction_id", "transaction_type", "message_type")
 _NAMESPACE: Final = "http://www.w3.org/2005/sparql-results#"
 _CONNECTION: Final = b"<connection>"
 _DECLARATION: Final = b"<?xml"
@@ -47,7 +50,7 @@ _KINDS: Final[dict[type, str]] = {Uri: "uri", Literal: "literal", Blank: "bnode"
 
 
 class Status(StrEnum):
-    """The first parameter of every confirm; clients know only success and everything else."""
+    """The first parameter of every confirm. Clients only distinguish success from everything else."""
 
     SUCCESS = "m3:Success"
     RESET = "m3:SIB.Notification.Reset"
@@ -69,6 +72,7 @@ _STATUS_OF_CODE: Final = {
     "K112": Status.OUT_OF_RESOURCES,
     "K113": Status.INCOMPLETE,
     "K128": Status.OUT_OF_RESOURCES,
+    "K131": Status.OUT_OF_RESOURCES,
     "K140": Status.OUT_OF_RESOURCES,
     "K141": Status.OUT_OF_RESOURCES,
     "K142": Status.OUT_OF_RESOURCES,
@@ -76,7 +80,7 @@ _STATUS_OF_CODE: Final = {
 
 
 class Envelope(msgspec.Struct, frozen=True):
-    """Who asks, and by which number the answer is known. Numbers are texts, and clients use them twice."""
+    """The sender of a request and its transaction id. Ids are text, and clients may use the same one twice."""
 
     transaction_type: str = ""
     transaction_id: str = ""
@@ -94,7 +98,7 @@ class Leave(msgspec.Struct, frozen=True):
 
 
 class ChangeTriples(msgspec.Struct, frozen=True):
-    """INSERT, REMOVE or UPDATE: what the masks match goes, then the triples come, in one step."""
+    """INSERT, REMOVE or UPDATE: removes all triples that match a mask, then inserts, as one atomic change."""
 
     envelope: Envelope
     removed: tuple[Mask, ...]
@@ -116,7 +120,7 @@ class Query(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """A question that stays open. One that names a subscription and the last indication it saw wants to go on."""
+    """A question that stays open. With a subscription id and the last indication it saw, a client resumes it."""
 
     envelope: Envelope
     question: Question
@@ -130,7 +134,7 @@ class Unsubscribe(msgspec.Struct, frozen=True):
 
 
 class Malformed(msgspec.Struct, frozen=True):
-    """What could be read of a message, and what is wrong with it. Nothing can be read after a fatal one."""
+    """The readable part of an invalid message, and its error. After a fatal one, the connection is unreadable."""
 
     envelope: Envelope
     error: KnowledgeError
@@ -141,7 +145,7 @@ Request: TypeAlias = Join | Leave | ChangeTriples | ChangeBySparql | Query | Sub
 
 
 class _Node(msgspec.Struct):
-    """A subject, a predicate, an object, or a node of a WQL query: its type, and its text as it came."""
+    """A subject, a predicate, an object, or a node of a WQL query: its type, and its text as received."""
 
     kind: str
     text: str
@@ -156,10 +160,10 @@ class _Parameter(msgspec.Struct):
 
 
 class MessageReader:
-    """The messages of one connection. After a fatal one it must not be fed again."""
+    """Parses the messages of one connection. Do not call `feed` again after a fatal message."""
 
     def __init__(self, message_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
-        self._message_bytes_max = message_bytes_max
+        self.message_bytes_max = message_bytes_max
         self._messages: list[Request | Malformed] = []
         self._elements: list[str] = []
         self._attributes: list[dict[str, str]] = []
@@ -172,7 +176,7 @@ class MessageReader:
         parser.StartElementHandler = self._on_start
         parser.EndElementHandler = self._on_end
         parser.CharacterDataHandler = self._text.append
-        if hasattr(parser, "SetReparseDeferralEnabled"):  # else the end of a message may wait for the next one
+        if hasattr(parser, "SetReparseDeferralEnabled"):  # deferral could hold back a message until the next arrives
             parser.SetReparseDeferralEnabled(False)
         self._beginning: bytes | None = b""
         self._fed_bytes = self._message_start = len(_CONNECTION)
@@ -183,7 +187,7 @@ class MessageReader:
         return len(self._elements) == 1
 
     def feed(self, data: bytes) -> list[Request | Malformed]:
-        """The messages that end in this piece."""
+        """Returns the messages that are completed by this piece of data."""
         if self._beginning is not None:
             data = self._without_declaration(self._beginning + data)
         try:
@@ -199,8 +203,10 @@ class MessageReader:
         return messages
 
     def _without_declaration(self, data: bytes) -> bytes:
-        """What is left of the beginning of a connection without a declaration of XML, which may stand there only. As
-        long as that is not known, nothing is."""
+        """Removes an XML declaration, which is allowed only at the beginning of a connection.
+
+        Returns nothing until enough bytes have arrived to decide whether there is a declaration.
+        """
         text = data.removeprefix(codecs.BOM_UTF8).lstrip(b" \t\r\n")
         if text.startswith(_DECLARATION) or _DECLARATION.startswith(text):
             _, is_whole, following = text.partition(b"?>")
@@ -217,21 +223,25 @@ class MessageReader:
             self._text[:] = ["".join(self._text)]
         if self.is_between_messages:
             self._check_between()
-        elif self._fed_bytes - self._message_start > self._message_bytes_max:
-            raise KnowledgeError(
-                "K112", f"a message has over {self._message_bytes_max} bytes", "send less in one message"
-            )
+        elif self._fed_bytes - self._message_start > self.message_bytes_max:
+            raise self._too_long()
+        # The parser's position stays at the start of an unfinished tag.
         if self._fed_bytes - self._parser.CurrentByteIndex > TAG_BYTES_MAX:
             raise KnowledgeError("K111", f"a tag has over {TAG_BYTES_MAX} bytes", "put long texts between tags")
 
+    def _too_long(self) -> KnowledgeError:
+        return KnowledgeError(
+            "K112",
+            f"a message has over {self.message_bytes_max} bytes",
+            "send JOIN before large messages, or split the message",
+        )
+
     def _check_between(self) -> None:
-        """Nothing but white space may stand between messages; clients wake each other with blanks."""
+        """Refuses text between messages, except whitespace, which clients send as a wake-up."""
         text = "".join(self._text)
         self._text.clear()
         if text.strip():
-            raise KnowledgeError(
-                "K110", f"{text.strip()[:40]!r} stands outside a message", "send SSAP_message elements"
-            )
+            raise KnowledgeError("K110", f"{text.strip()[:40]!r} is outside of a message", "send SSAP_message elements")
 
     def _on_start(self, name: str, attributes: dict[str, str]) -> None:
         name = name.lower()
@@ -239,10 +249,10 @@ class MessageReader:
         if len(elements) == 1:
             self._check_between()
             if name != "ssap_message":
-                raise KnowledgeError("K110", f"<{name[:40]}> is no message", "send SSAP_message elements")
+                raise KnowledgeError("K110", f"<{name[:40]}> is not a message", "send SSAP_message elements")
             self._message_start = self._parser.CurrentByteIndex
         if len(elements) > DEPTH_MAX or len(self._parser.intern) > NAMES_MAX:
-            raise KnowledgeError("K111", "elements nest too deep, or have too many names", "send what SSAP describes")
+            raise KnowledgeError("K111", "elements nest too deep, or have too many names", "send only SSAP elements")
         if name == "parameter":
             self._parameter = self._parameters[attributes.get("name", "").strip().lower()] = _Parameter(
                 attributes.get("encoding", "").strip().lower()
@@ -256,7 +266,7 @@ class MessageReader:
     def _on_end(self, _: str) -> None:
         elements = self._elements
         if len(elements) == 1:
-            raise KnowledgeError("K110", "a tag ends what nobody began", "send SSAP_message elements")
+            raise KnowledgeError("K110", "a closing tag has no opening tag", "send SSAP_message elements")
         name, attributes = elements.pop(), self._attributes.pop()
         parent = elements[-1]
         text = "".join(self._text)
@@ -277,6 +287,8 @@ class MessageReader:
 
     def _finish(self) -> None:
         try:
+            if self._parser.CurrentByteIndex - self._message_start > self.message_bytes_max:
+                raise self._too_long()
             self._messages.append(_read_request(self._envelope(), self._fields, self._parameters))
         except KnowledgeError as error:
             self._refuse(error, is_fatal=False)
@@ -296,25 +308,24 @@ class MessageReader:
 
 
 def status_of(error: TidegateError) -> Status:
-    """How SSAP calls an error."""
+    """Returns the SSAP status for an error."""
     if isinstance(error, Overloaded):
         return Status.OUT_OF_RESOURCES
     if isinstance(error, NotAllowed):
         return Status.ACCESS_DENIED
-    if isinstance(error, KnowledgeError):
-        return _STATUS_OF_CODE.get(error.code, Status.BAD_REQUEST)
-    return Status.ERROR
+    default = Status.BAD_REQUEST if isinstance(error, KnowledgeError) else Status.ERROR
+    return _STATUS_OF_CODE.get(error.code, default)
 
 
-# From elements to requests.
+# Reading requests from elements.
 
 
 def _read_request(envelope: Envelope, fields: Mapping[str, str], parameters: Mapping[str, _Parameter]) -> Request:
-    for name in ("node_id", "space_id", "transaction_id", "transaction_type", "message_type"):
+    for name in _FIELDS:
         if not fields.get(name):
-            raise KnowledgeError("K113", f"the message has no {name}", "send all five of its fields")
+            raise KnowledgeError("K113", f"the message has no {name}", f"send {', '.join(_FIELDS)}")
     if fields["message_type"].upper() != "REQUEST":
-        raise KnowledgeError("K114", f"{fields['message_type'][:40]!r} is no request", "send REQUEST")
+        raise KnowledgeError("K114", f"the message_type {fields['message_type'][:40]!r} is unknown", "send REQUEST")
     match envelope.transaction_type:
         case "JOIN":
             return Join(envelope, parameters["credentials"].text if "credentials" in parameters else "")
@@ -334,7 +345,9 @@ def _read_request(envelope: Envelope, fields: Mapping[str, str], parameters: Map
         case "UNSUBSCRIBE":
             return Unsubscribe(envelope, _required(parameters, "subscription_id").text.strip())
     raise KnowledgeError(
-        "K114", f"there is no transaction {envelope.transaction_type[:40]!r}", "use one of the eight of SSAP"
+        "K114",
+        f"the transaction_type {envelope.transaction_type[:40]!r} is unknown",
+        "use JOIN, LEAVE, INSERT, REMOVE, UPDATE, QUERY, SUBSCRIBE or UNSUBSCRIBE",
     )
 
 
@@ -347,7 +360,9 @@ def _required(parameters: Mapping[str, _Parameter], name: str) -> _Parameter:
 def _read_sequence(parameters: Mapping[str, _Parameter]) -> int:
     text = parameters["ind_sequence"].text.strip() if "ind_sequence" in parameters else "0"
     if not re.fullmatch(r"[0-9]{1,18}", text):
-        raise KnowledgeError("K114", f"{text[:40]!r} is no number of an indication", "send the last one that was seen")
+        raise KnowledgeError(
+            "K114", f"the ind_sequence {text[:40]!r} is invalid", "send the number of the last indication received"
+        )
     return int(text)
 
 
@@ -372,14 +387,14 @@ def _read_change(envelope: Envelope, parameters: Mapping[str, _Parameter]) -> Ch
 def _read_question(parameters: Mapping[str, _Parameter]) -> Question:
     kind, query = _required(parameters, "type").text.strip().lower(), _required(parameters, "query")
     if kind == "rdf-m3":
-        return _read_masks(query)
+        return Masks(_read_masks(query))
     if kind == "sparql":
         return SparqlQuery(query.text)
     if kind in WQL_FORMS:
         nodes = {name: _read_node(node) for name, node in query.nodes.items()}
         return read_wql(kind, nodes, query.path)
     raise KnowledgeError(
-        "K114", f"there are no queries of the type {kind[:40]!r}", f"use RDF-M3, sparql or {', '.join(WQL_FORMS)}"
+        "K114", f"the query type {kind[:40]!r} is unknown", f"use RDF-M3, sparql or {', '.join(WQL_FORMS)}"
     )
 
 
@@ -403,12 +418,12 @@ def _read_masks(parameter: _Parameter) -> tuple[Mask, ...]:
 def _check_encoding(parameter: _Parameter) -> None:
     if parameter.encoding not in ("", "rdf-m3"):
         raise KnowledgeError(
-            "K114", f"there is no encoding {parameter.encoding[:40]!r}", "use RDF-M3, RDF-XML or SPARQL-UPDATE"
+            "K114", f"the encoding {parameter.encoding[:40]!r} is unknown", "use RDF-M3, RDF-XML or SPARQL-UPDATE"
         )
 
 
 def _mask_of(triple: NewTriple) -> Mask:
-    """A blank node is something without a name: anything."""
+    """Returns the mask of a triple. A blank node has no name, so it becomes a wildcard."""
     subject = None if isinstance(triple.subject, Blank) else triple.subject
     return Mask(subject, triple.predicate, None if isinstance(triple.object, Blank) else triple.object)
 
@@ -429,7 +444,8 @@ def _read_pattern(node: _Node) -> Uri | Literal | None:
 
 
 def _read_object_mask(node: _Node) -> Uri | Literal | None:
-    """The Java library sends the wildcard as a literal, to who subscribes to any literal: it stands for any object."""
+    """Reads the object of a mask. For a subscription to any literal, the Java library sends the wildcard as a literal;
+    here it matches any object."""
     return None if node.text.strip() in WILDCARDS else _read_pattern(node)
 
 
@@ -452,11 +468,11 @@ def _read_triple(nodes: Mapping[str, _Node]) -> NewTriple:
     )
 
 
-# From answers to messages.
+# Writing answers.
 
 
 def confirm(envelope: Envelope, status: Status, parameters: Mapping[str, str] | None = None) -> bytes:
-    """The answer to a request. Parameters are XML."""
+    """Writes the answer to a request. The values of `parameters` are XML."""
     return (
         f"<SSAP_message><message_type>CONFIRM</message_type>"
         f"<transaction_type>{write_text(envelope.transaction_type)}</transaction_type>"
@@ -467,7 +483,7 @@ def confirm(envelope: Envelope, status: Status, parameters: Mapping[str, str] | 
 
 
 def indication(envelope: Envelope, parameters: Mapping[str, str]) -> bytes:
-    """What a subscription is told; the envelope is that of its SUBSCRIBE."""
+    """Writes an indication for a subscription; `envelope` is that of its SUBSCRIBE."""
     return (
         f"<SSAP_message><message_type>INDICATION</message_type>"
         f"<transaction_type>{write_text(envelope.transaction_type)}</transaction_type>"
@@ -478,7 +494,7 @@ def indication(envelope: Envelope, parameters: Mapping[str, str]) -> bytes:
 
 
 def refusal(malformed: Malformed) -> bytes | None:
-    """The answer to a message that could not be understood, when it is known what it wanted."""
+    """Writes the answer to an invalid message, or returns None if the message does not identify its transaction."""
     envelope = malformed.envelope
     if not (envelope.transaction_type and envelope.transaction_id and envelope.node_id):
         return None
@@ -486,8 +502,9 @@ def refusal(malformed: Malformed) -> bytes | None:
 
 
 def write_text(text: str) -> str:
-    """Text in ASCII that every XML parser reads as it was. What XML cannot hold becomes the replacement character."""
-    if _NOT_AS_IT_IS.search(text) is None:
+    """Escapes text as ASCII that every XML parser reads back unchanged. Characters that XML does not allow become the
+    replacement character."""
+    if _NEEDS_ESCAPE.search(text) is None:
         return text
     text = NOT_IN_XML.sub("\ufffd", text)
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\r", "&#13;")
@@ -495,7 +512,7 @@ def write_text(text: str) -> str:
 
 
 def write_result(result: Result) -> str:
-    """The rows of a result, or of what has changed in it."""
+    """Writes the rows of a result, or of a change in a result."""
     rows: Any = result.rows
     match result.shape:
         case Shape.TRIPLES:
@@ -531,12 +548,12 @@ def write_triples(triples: Iterable[Triple | NewTriple]) -> str:
 
 
 def write_nodes(nodes: Iterable[Term]) -> str:
-    """The answer to WQL-VALUES and WQL-NODETYPES."""
+    """Writes the answer to WQL-VALUES and WQL-NODETYPES."""
     return f"<node_list>{''.join(map(_write_node, nodes))}</node_list>"
 
 
 def write_named(named: Mapping[str, Uri]) -> str:
-    """Which URI each blank node of an INSERT has become."""
+    """Writes the URI that each blank node of an INSERT has received."""
     uris = "".join(f'<uri tag="{_quoted(label)}">{write_text(uri.text)}</uri>' for label, uri in named.items())
     return f"<urilist>{uris}</urilist>"
 

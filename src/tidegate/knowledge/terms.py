@@ -1,12 +1,12 @@
-"""What triples are made of: URIs, literals and blank nodes, as clients write them.
+"""The terms of triples: URIs, literals and blank nodes, as clients write them.
 
-A URI is any text. Clients of the Smart-M3 world send `Agent_X`, `rdf:type` or addresses with spaces, and must get back
-what they sent, while the store takes only absolute IRIs. So a text that is no IRI lives in the store under a private
-scheme, with the characters that no IRI may hold written as %HH; `private_iri` and `text_of` are inverse to each other.
-The encoding goes character by character, so that a prefix and a local name of SPARQL join to the IRI of the joined
-text. Literals are kept as they are. The graph holds no blank nodes: each becomes a URI of its own, a `skolem`.
+A URI is any text. Smart-M3 clients send `Agent_X`, `rdf:type` or addresses with spaces, and must get back exactly what
+they sent. The store, however, accepts only absolute IRIs. A text that is not an IRI is therefore stored under a private
+scheme, with the characters that IRIs do not allow written as %HH. `private_iri` and `text_of` are inverse functions.
+The encoding works character by character, so that joining the IRIs of a SPARQL prefix and a local name gives the IRI of
+the joined text. Literals are not encoded. The graph has no blank nodes: each becomes a unique URI, a `skolem`.
 
-What may go wrong: half a surrogate pair, which no UTF-8 can hold (K101).
+What may go wrong: a lone surrogate, which UTF-8 cannot encode (K101).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRIVATE_SCHEME: Final = "tidegate-text:"
 RDF: Final = "http://www.w3.org/1999/02/22-rdf-syntax-ns#"
 RDFS: Final = "http://www.w3.org/2000/01/rdf-schema#"
 
-# All but what may stand in the path of an IRI (RFC 3987); a leading slash could begin an authority.
+# All characters that the path of an IRI does not allow (RFC 3987). A leading slash could start an authority.
 _NOT_IN_PATH: Final = re.compile(
     r"^/|[^A-Za-z0-9\-._~!$&'()*+,;=:@/"
     "\u00a0-\ud7ff\uf900-\ufdcf\ufdf0-\uffef"
@@ -36,13 +36,13 @@ _ESCAPED: Final = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\
 
 
 class Uri(msgspec.Struct, frozen=True, gc=False, tag="u", array_like=True):
-    """A resource, by the text that its client gave it."""
+    """A resource, named by the text that a client uses for it."""
 
     text: str
 
 
 class Literal(msgspec.Struct, frozen=True, gc=False, tag="l", array_like=True):
-    """A value: its lexical form, and what SPARQL or RDF/XML said of it. A plain string has no datatype here."""
+    """A value: its lexical form, and its datatype or language if it has one. A plain string has neither."""
 
     text: str
     datatype: str = ""
@@ -50,7 +50,7 @@ class Literal(msgspec.Struct, frozen=True, gc=False, tag="l", array_like=True):
 
 
 class Blank(msgspec.Struct, frozen=True, gc=False, tag="b", array_like=True):
-    """A blank node of a result (BNODE(), the template of a CONSTRUCT) or of an insert; never of the graph."""
+    """A blank node of a result (from BNODE() or the template of a CONSTRUCT) or of an insert. The graph has none."""
 
     label: str
 
@@ -67,8 +67,16 @@ class Triple(NamedTuple):
     graph: str = ""
 
 
+class NewTriple(NamedTuple):
+    """A triple to insert. Its subject and object may be blank nodes, for resources without a name."""
+
+    subject: Uri | Blank
+    predicate: Uri
+    object: Term
+
+
 class Mask(NamedTuple):
-    """Triples of the default graph, where None is a wildcard. A literal stands for all of its lexical form."""
+    """A pattern for triples of the default graph. None is a wildcard. A literal matches all literals with its text."""
 
     subject: Uri | None = None
     predicate: Uri | None = None
@@ -83,26 +91,43 @@ class Mask(NamedTuple):
         return wanted is None or wanted == found
 
 
+class Masks(msgspec.Struct, frozen=True):
+    """Patterns for triples. A triple matches them if it matches any one of them.
+
+    As a question, they ask for all triples that match. Other questions have masks too: only a change that matches can
+    change the result. `ANY_CHANGE` matches every change, also of named graphs.
+    """
+
+    patterns: tuple[Mask, ...] = ()
+    is_everything: bool = False
+
+    def match(self, triple: Triple) -> bool:
+        return self.is_everything or any(mask.matches(triple) for mask in self.patterns)
+
+
+ANY_CHANGE: Final = Masks(is_everything=True)
+
+
 def private_iri(text: str) -> str:
-    """An IRI for a text that is none, or that begins with the private scheme itself."""
+    """Returns an IRI for a text that is not an IRI, or that starts with the private scheme itself."""
     try:
         return PRIVATE_SCHEME + _NOT_IN_PATH.sub(lambda found: quote(found[0], safe=""), text)
     except UnicodeEncodeError as error:
-        raise KnowledgeError("K101", f"{text[:60]!r} holds half a character", "send Unicode text as UTF-8") from error
+        raise KnowledgeError("K101", f"{text[:60]!r} contains half a character", "send valid UTF-8 text") from error
 
 
 def text_of(iri: str) -> str:
-    """What a client calls the resource that the store knows by this IRI."""
+    """Returns the client's name for a resource, given the IRI in the store."""
     return unquote(iri[len(PRIVATE_SCHEME) :]) if iri.startswith(PRIVATE_SCHEME) else iri
 
 
 def skolem() -> Uri:
-    """A name that nothing else has, for what came without one."""
+    """Returns a unique URI for a blank node."""
     return Uri(uuid.uuid4().urn)
 
 
 def write_term(term: Term) -> str:
-    """As in N-Triples, Turtle and SPARQL."""
+    """Writes a term as in N-Triples, Turtle and SPARQL."""
     if isinstance(term, Uri):
         return f"<{_NOT_IN_IRI.sub(_escape_in_iri, term.text)}>"
     if isinstance(term, Blank):

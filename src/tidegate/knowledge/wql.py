@@ -1,26 +1,27 @@
-"""WQL, the query language of the first Smart-M3 brokers: five questions about what can be reached from a node.
+"""WQL, the query language of the first Smart-M3 brokers: five kinds of questions about the nodes reachable from a node.
 
-`WQL-VALUES` asks for the nodes at the end of a path, `WQL-RELATED` whether one node is among them, `WQL-NODETYPES`,
-`WQL-ISTYPE` and `WQL-ISSUBTYPE` are such questions with paths of their own. A path is a predicate or a list, as in
-`["seq", "rdf:type", ["rep*", "rdfs:subClassOf"]]`, with any brackets, quotes or commas: seq one after another, or
-alternatives, inv backwards, rep* any number of times, rep+ at least once. The prefixes rdf: and rdfs: stand for their
-namespaces as well as for themselves, since clients insert them in either way. Literals are the same when their texts
-are, as in masks.
+`WQL-VALUES` asks for the nodes at the end of a path, and `WQL-RELATED` whether a given node is among them.
+`WQL-NODETYPES`, `WQL-ISTYPE` and `WQL-ISSUBTYPE` are such questions with predefined paths.
 
-What may go wrong: a path that is malformed or too deep (K115), or that leads over too many triples (K128); a node that
-is missing (K113).
+A path is a predicate or a list, as in `["seq", "rdf:type", ["rep*", "rdfs:subClassOf"]]`; the kind of brackets, quotes
+and commas does not matter. `seq` follows steps one after another, `or` lists alternatives, `inv` goes backwards,
+`rep*` repeats any number of times, and `rep+` at least once. The prefixes rdf: and rdfs: match both the full namespace
+and the prefix as plain text, because clients insert either form. Literals are equal if their texts are, as in masks.
+
+What may go wrong: a path that is malformed or too deep (K115), or that visits too many triples (K128); a missing node
+(K113).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from tidegate.errors import KnowledgeError
-from tidegate.knowledge.terms import RDF, RDFS, Literal, Mask, Triple, Uri
+from tidegate.knowledge.terms import RDF, RDFS, Literal, Mask, Masks, Triple, Uri
 
 WQL_FORMS: Final = ("wql-values", "wql-related", "wql-nodetypes", "wql-istype", "wql-issubtype")
 PATH_CHARACTERS_MAX: Final = 4096
@@ -31,22 +32,23 @@ Path: TypeAlias = "Uri | tuple[str, tuple[Path, ...]]"
 FindTriples: TypeAlias = Callable[[Iterable[Mask]], list[Triple]]
 
 _OPERATORS: Final = ("seq", "or", "inv", "rep*", "rep+")
+_URI_TAG: Final = Uri.__struct_config__.tag
 _TOKEN: Final = re.compile(r"""\s*(?:([\[(])|([\])])|"([^"]*)"|'([^']*)'|([^\s\[\](),"']+))\s*,?\s*""")
 _TYPE: Final = Uri("rdf:type")
 _SUBCLASSES: Final = ("rep*", (Uri("rdfs:subClassOf"),))
 
 
 class WqlQuery(msgspec.Struct, frozen=True):
-    """From `start` along `path`: to `end`, if that is asked, or to wherever it leads."""
+    """A question about the nodes that `path` leads to from `start`: all of them, or whether `end` is among them."""
 
     start: Node
     path: Path
     end: Node | None = None
-    masks: tuple[Mask, ...] = ()
+    masks: Masks = Masks()
 
 
 def read_wql(form: str, nodes: Mapping[str, Node], path: str) -> WqlQuery:
-    """The query of one of the five forms, from its named nodes and its path."""
+    """Returns the query of one of the five forms, built from its named nodes and its path."""
     match form:
         case "wql-values":
             return _query(_required(nodes, "start"), read_path(path))
@@ -61,7 +63,7 @@ def read_wql(form: str, nodes: Mapping[str, Node], path: str) -> WqlQuery:
 
 
 def evaluate(query: WqlQuery, find: FindTriples, triples_max: int) -> list[Node] | bool:
-    """The nodes that a path leads to, or whether the wanted one is among them."""
+    """Returns the nodes that the path leads to, or whether `end` is among them."""
     reached = _walk(query.path, {query.start}, _bounded(find, triples_max), is_backwards=False)
     if query.end is None:
         return sorted(reached, key=lambda node: (isinstance(node, Literal), node.text))
@@ -74,23 +76,29 @@ def read_path(text: str) -> Path:
     tokens = _tokens(text)
     path, rest = _read(text, tokens, 0)
     if rest != len(tokens):
-        raise _bad_path(text, "goes on after its end")
+        raise _bad_path(text, "continues after its end")
     return path
 
 
+def unpacked_path(packed: Any) -> Path:
+    """Restores a path from the nested lists that MessagePack decodes it to."""
+    head, rest = packed
+    return Uri(rest) if head == _URI_TAG else (head, tuple(map(unpacked_path, rest)))
+
+
 def _query(start: Node, path: Path, end: Node | None = None) -> WqlQuery:
-    masks = tuple(Mask(predicate=name) for predicate in _predicates(path) for name in _names(predicate))
-    return WqlQuery(start, path, end, tuple(dict.fromkeys(masks)))
+    masks = (Mask(predicate=name) for predicate in _predicates(path) for name in _names(predicate))
+    return WqlQuery(start, path, end, Masks(tuple(dict.fromkeys(masks))))
 
 
 def _required(nodes: Mapping[str, Node], name: str) -> Node:
     if name not in nodes:
-        raise KnowledgeError("K113", f"the WQL query has no node {name!r}", "send it in its wql_query")
+        raise KnowledgeError("K113", f"the WQL query has no node {name!r}", "send it in the wql_query")
     return nodes[name]
 
 
 def _tokens(text: str) -> list[tuple[str, str]]:
-    """("(" or ")", "") for brackets, ("name", …) for everything else."""
+    """Returns the tokens of a path: ("(" or ")", "") for brackets, ("name", …) for everything else."""
     tokens, at = [], 0
     while at < len(text):
         found = _TOKEN.match(text, at)
@@ -111,14 +119,14 @@ def _read(text: str, tokens: list[tuple[str, str]], at: int, depth: int = 0) -> 
         return Uri(name.removeprefix("!")), at + 1
     operator = tokens[at + 1][1].removeprefix(":").lower() if at + 1 < len(tokens) else ""
     if operator not in _OPERATORS:
-        raise _bad_path(text, f"has {operator[:40]!r} as an operator")
+        raise _bad_path(text, f"has the unknown operator {operator[:40]!r}")
     steps: list[Path] = []
     at += 2
     while at < len(tokens) and tokens[at][0] != ")":
         step, at = _read(text, tokens, at, depth + 1)
         steps.append(step)
     if at == len(tokens) or not steps or (operator in ("inv", "rep*", "rep+") and len(steps) > 1):
-        raise _bad_path(text, f"has a {operator} without its steps")
+        raise _bad_path(text, f"has no closing bracket for {operator}, or a wrong number of steps")
     return (operator, tuple(steps)), at + 1
 
 
@@ -150,6 +158,7 @@ def _walk(path: Path, nodes: set[Node], find: FindTriples, *, is_backwards: bool
             return _walk(steps[0], nodes, find, is_backwards=not is_backwards)
     reached: set[Node] = set(nodes) if operator == "rep*" else set()
     latest = nodes
+    # Only newly reached nodes are followed, so that cycles end.
     while latest := _walk(steps[0], latest, find, is_backwards=is_backwards) - reached:
         reached |= latest
     return reached
@@ -164,7 +173,7 @@ def _bounded(find: FindTriples, triples_max: int) -> FindTriples:
         visited += len(found)
         if visited > triples_max:
             raise KnowledgeError(
-                "K128", f"the path leads over more than {triples_max} triples", "take a shorter path, or ask in SPARQL"
+                "K128", f"the path visits more than {triples_max} triples", "use a shorter path, or SPARQL"
             )
         return found
 
@@ -180,4 +189,4 @@ def _step(predicate: Uri, nodes: set[Node], find: FindTriples, is_backwards: boo
 
 
 def _bad_path(text: str, reason: str) -> KnowledgeError:
-    return KnowledgeError("K115", f"the path {text[:60]!r} {reason}", 'write it as in ["seq", "a", ["inv", "b"]]')
+    return KnowledgeError("K115", f"the path {text[:60]!r} {reason}", 'write it like ["seq", "a", ["inv", "b"]]')

@@ -1,14 +1,15 @@
-"""Access Point: the notification has just entered; it goes to all Matchers, and its body to one Exit Point.
+"""Access Point: sends each notification that enters the layers to all Matchers, and its body to one Exit Point.
 
-It holds no subscriptions. It stamps what it sends with the epoch of the configuration, numbers it for each Exit Point,
-and keeps every batch until that Exit Point says that all Connection Points have it: only then is the publish
-acknowledged, because acknowledging earlier would lose what a crashing slice still had under way.
+An Access Point holds no subscriptions. It stamps each batch with the epoch of the configuration and a sequence number
+for its Exit Point. It keeps the batch until that Exit Point reports that all Connection Points have it. Only then is
+the publish acknowledged: an earlier acknowledgement would lose the batches that a crashing slice had in flight.
 
-A change of a subscription goes to the registry, and to the Matcher that owns it in every configuration that may still
-be in use; it is acknowledged when all have it, and its versions in their order.
+A change of a subscription goes to the registry, and to the Matcher that owns the subscription in each configuration
+that may still be in use. The change is acknowledged when all of them have it. Versions of one subscription are
+acknowledged in order.
 
-What may go wrong here: a slice dies (the coordinator begins a new stream: everything that is not acknowledged is sent
-again, in order); a Matcher cannot take a subscription (refused, once nobody is asked any more).
+What may go wrong here: a slice dies (the coordinator begins a new stream, and all unacknowledged batches are sent
+again, in order); a Matcher cannot take a subscription (the change is refused once no reply to it is pending).
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
-from tidegate.errors import TidegateError
+from tidegate.errors import ForeignFrame, TidegateError
 from tidegate.layers.control import Buried, End, Fence, Go, Marker, Prepare, Step, Switch, Transaction
 from tidegate.layers.frames import (
     Ack,
@@ -37,7 +39,7 @@ from tidegate.layers.subscription_table import is_connection_point
 
 @dataclass(frozen=True)
 class AccessPointStatistics:
-    """`unacknowledged_*` is what the Access Point would send again after the crash of a slice."""
+    """`unacknowledged_batches` counts what the Access Point would send again after a slice crashes."""
 
     batches: int
     notifications: int
@@ -48,7 +50,7 @@ class AccessPointStatistics:
 
 @dataclass(slots=True)
 class _Pending:
-    """A change, and who has not taken it yet."""
+    """A change of a subscription, and in `needs` the slices that have not confirmed it yet."""
 
     source: str
     change: Change
@@ -58,7 +60,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Held:
-    """What comes before there is a configuration, or while a buffered switch holds it back: in order of arrival."""
+    """Frames held back, in order of arrival: before the first configuration, or during a buffered switch."""
 
     submits: bool = False
     changes: bool = False
@@ -69,8 +71,8 @@ class AccessPoint(Slice):
     """Guarantees: a batch is acknowledged to its Connection Point after, and only after, all subscribers' Connection
     Points have it. Its buffer is bounded by the windows of the publishers, which the Connection Points enforce.
 
-    Without a configuration it is new, and waits for the switch to the one that has it. `registry` is empty where no
-    slice can die alone."""
+    A new Access Point has no configuration and waits for the switch to one that includes it. `registry` is empty
+    where no slice can die alone."""
 
     def __init__(self, name: str, configuration: Configuration | None, registry: str = "") -> None:
         super().__init__(name)
@@ -84,7 +86,7 @@ class AccessPoint(Slice):
         self._held = _Held()
         self._last: tuple[int, dict[str, int]] = (0, {})
         self._ending: End | None = None
-        # Of the pending changes, the subscriptions that somebody who owns them no more has not taken yet.
+        # Subscriptions with a pending change that a former owner has not confirmed yet.
         self._strays: set[int] = set()
         self._ended = 0
         self._batches = 0
@@ -103,8 +105,11 @@ class AccessPoint(Slice):
     def on_ack(self, source: str, frame: Ack, now_s: float) -> Outputs:
         if self._current is None or frame.stream != self._current.stream:
             return []
-        connection_point, submit = self._unacknowledged.pop((source, frame.sequence))
-        return [(connection_point, SubmitAck(submit.batch.publisher, submit.batch.last))]
+        acknowledged = self._unacknowledged.pop((source, frame.sequence), None)
+        if acknowledged is None:
+            raise ForeignFrame(f"{source} acknowledges batch {frame.sequence}, which is not pending there")
+        connection_point, submit = acknowledged
+        return [(connection_point, SubmitAck(submit.batch.publisher, submit.batch.last, frame.refused))]
 
     def _stamp(self, configuration: Configuration, source: str, frame: Submit) -> Outputs:
         batch = frame.batch
@@ -112,7 +117,7 @@ class AccessPoint(Slice):
         sequence = self._sequences[exit_point] = self._sequences[exit_point] + 1
         self._unacknowledged[exit_point, sequence] = (source, frame)
         stamp = (self.name, configuration.stream, configuration.epoch, sequence, batch)
-        outputs: Outputs = [(exit_point, Body(*stamp))]
+        outputs: Outputs = [(exit_point, Body(*stamp, source))]
         for matcher in configuration.matchers:
             if matcher not in self._fenced:
                 outputs.append((matcher, Publish(*stamp, exit_point)))
@@ -144,8 +149,8 @@ class AccessPoint(Slice):
         return {configuration.owner(subscription) for configuration in self._live} - self._fenced
 
     def _settle(self, subscription: int) -> Outputs:
-        """Acknowledges what everybody has, up to the first version that somebody has not: a removal must not be known
-        to be done while what it removes is still on its way."""
+        """Acknowledges the versions that every receiver has, up to the first one that some receiver lacks. A removal
+        must not be confirmed while the version that it removes is still in flight."""
         waiting = self._pending.get(subscription, [])
         outputs: Outputs = []
         while waiting and not waiting[0].needs:
@@ -159,14 +164,14 @@ class AccessPoint(Slice):
             self._pending.pop(subscription, None)
         if subscription in self._strays and not self._is_stray(subscription):
             self._strays.discard(subscription)
-            outputs += self._tell_ended()
+            outputs += self._report_ended()
         return outputs
 
     # Reconfiguration.
 
     def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
-        """Whoever holds subscriptions of a dead Connection Point learns it behind its last change: what it has asked
-        for, and not everybody knows, is forgotten."""
+        """Reports dead Connection Points to every holder of their subscriptions, and drops their pending changes. The
+        report follows the last change on the same channel, so no later change brings a subscription back."""
         self._held.frames = [(sender, held) for sender, held in self._held.frames if sender not in frame.dead]
         for subscription, waiting in list(self._pending.items()):
             if waiting[0].source in frame.dead:
@@ -174,10 +179,11 @@ class AccessPoint(Slice):
                 self._strays.discard(subscription)
         matchers = {name for configuration in self._live for name in configuration.matchers} - self._fenced - frame.dead
         outputs = _bury(frame.dead, matchers | ({self._registry} if self._registry else set()))
-        return outputs + self._tell_ended() + super().on_fence(source, frame, now_s)
+        return outputs + self._report_ended() + super().on_fence(source, frame, now_s)
 
     def on_prepare(self, source: str, frame: Prepare, now_s: float) -> Outputs:
-        """Markers first: they precede every write to owners that are new."""
+        """Begins to write changes to the owners in all live configurations. Markers go out before the first write to
+        a new owner, so that a Matcher knows when it has every change that was written to it alone."""
         transaction = frame.transaction
         outputs: Outputs = []
         if self._transaction is None or transaction.epoch > self._transaction.epoch:
@@ -188,7 +194,7 @@ class AccessPoint(Slice):
             before, self._live = self._live, transaction.live
             matchers = {name for configuration in transaction.live for name in configuration.matchers} - self._fenced
             outputs += [(name, Marker(transaction)) for name in sorted(matchers)]
-            outputs += _bury(self._fenced - transaction.dead, matchers)  # those who have died since it began
+            outputs += _bury(self._fenced - transaction.dead, matchers)  # slices that died since the transaction began
             outputs += self._send_pending_to_new_owners(before)
             if transaction.is_buffered and not transaction.is_recovery:
                 self._held.changes = True
@@ -198,6 +204,7 @@ class AccessPoint(Slice):
         transaction = frame.transaction
         outputs: Outputs = []
         if self._current is None or self._current.epoch < transaction.epoch:
+            # Kept, so that a repeated Switch gets the same answer although new batches have raised the sequences.
             self._last = (transaction.epoch, dict(self._sequences))
             is_new_stream = self._current is not None and transaction.new.stream != self._current.stream
             self._current = transaction.new
@@ -205,7 +212,7 @@ class AccessPoint(Slice):
                 outputs += self._send_again()
             self._held.changes = False
             self._held.submits = transaction.is_buffered and not transaction.is_recovery
-            outputs += self._let_in(now_s)
+            outputs += self._admit_held(now_s)
         epoch, last = self._last
         return outputs + self._reply(Step.SWITCHED, transaction.epoch, last if epoch == transaction.epoch else {})
 
@@ -213,7 +220,7 @@ class AccessPoint(Slice):
         outputs: Outputs = []
         if self._current is not None and self._current.epoch == frame.epoch:
             self._held.submits = False
-            outputs += self._let_in(now_s)
+            outputs += self._admit_held(now_s)
         return outputs + self._reply(Step.GONE, frame.epoch)
 
     def on_end(self, source: str, frame: End, now_s: float) -> Outputs:
@@ -224,10 +231,10 @@ class AccessPoint(Slice):
             self._ended = frame.epoch
             self._live = (frame.keep,)
             self._held.submits = self._held.changes = False
-            outputs += self._let_in(now_s)
+            outputs += self._admit_held(now_s)
         self._ending = frame
         self._strays = {subscription for subscription in self._pending if self._is_stray(subscription)}
-        return outputs + self._tell_ended()
+        return outputs + self._report_ended()
 
     def statistics(self) -> AccessPointStatistics:
         return AccessPointStatistics(
@@ -250,19 +257,20 @@ class AccessPoint(Slice):
         return outputs
 
     def _send_again(self) -> Outputs:
-        """A new stream: everything that is not acknowledged, in order, before anything new."""
+        """Sends all unacknowledged batches in the new stream, in order, before any new batch."""
         assert self._current is not None
         again, self._unacknowledged = list(self._unacknowledged.values()), {}
         self._sequences.clear()
         return [output for source, frame in again for output in self._stamp(self._current, source, frame)]
 
-    def _let_in(self, now_s: float) -> Outputs:
-        """What was held comes in again, in its order; what must still be held stays."""
+    def _admit_held(self, now_s: float) -> Outputs:
+        """Handles the held frames in order of arrival. Frames that must still wait are held again."""
         frames, self._held.frames = self._held.frames, []
-        return [output for source, frame in frames for output in self.handle(source, frame, now_s)]
+        outputs: list[Any] = [output for source, frame in frames for output in self.handle(source, frame, now_s)]
+        return outputs
 
     def _forget(self, dead: frozenset[str]) -> Outputs:
-        """Nobody waits for the dead."""
+        """Stops waiting for confirmations from dead slices."""
         self._fenced |= dead
         outputs: Outputs = []
         for subscription, waiting in list(self._pending.items()):
@@ -276,8 +284,8 @@ class AccessPoint(Slice):
         expected = {self._ending.keep.owner(subscription), self._registry}
         return any(pending.needs - expected for pending in self._pending.get(subscription, ()))
 
-    def _tell_ended(self) -> Outputs:
-        """Ended is who has no write under way to a Matcher that does not own the subscription any more."""
+    def _report_ended(self) -> Outputs:
+        """Reports ENDED once no write is pending to a former owner of a subscription."""
         if self._ending is None or self._strays:
             return []
         epoch, self._ending = self._ending.epoch, None

@@ -1,34 +1,36 @@
-"""Autoscaler: from measured load to the number of slices of each layer, within a stated service level.
+"""Autoscaler: turns measured load into the number of slices of each layer, within a stated service level.
 
-A pure policy: it is told the time and what was measured, and answers with counts and a sentence for the operator. Who
-measures, and who makes the configuration of it, is elsewhere; a decision that is not carried out does no harm.
+It is a pure policy: it gets the time and a measurement, and returns counts and a sentence for the operator. Other
+modules measure the load and make the configuration; a decision that is not carried out does no harm.
 
-The law. Every Matcher decodes every notification and matches it against its share of the subscriptions, so that a
-notification takes a + b/n seconds in each of n Matchers. Access Points and Exit Points divide the notifications, so
-that a is 0. Only the split is learned, from what notifications took with different n; how busy the slices are is always
-what was measured last. So n slices that are busy to a share x would as m slices be busy to
+The law: every Matcher decodes every notification and matches it against its share of the subscriptions. A notification
+therefore takes a + b/n seconds in each of n Matchers. Access Points and Exit Points divide the notifications among
+themselves, so for them a is 0. Only the ratio of a and b is learned, from the time of a notification at different n;
+how busy the slices are always comes from the last measurement. If n slices are busy to a share x, m slices would be
+busy to
 
     x (s + (1 - s)/m) / (s + (1 - s)/n)        with s = a/(a + b), the serial share.
 
-With one n known, s is assumed to be 0.5 when Matchers are added: our index takes 8.8 us with 1,000,000, 5.2 us with
-100,000 and 2.2 us with 10,000 subscriptions (mixed, docs/results/matcher.md), so that a tenth of them takes 0.42 to
-0.60 of the time: s is 0.36 to 0.55. E-SilboPS (figure 12) has 0.1 to 0.2 with many subscriptions and far more with
-100,000. When Matchers are taken away it is assumed to be 0: the worst that may come.
+While only one n was measured, s is assumed to be 0.5 when Matchers are added: our index takes 8.8 us with 1,000,000,
+5.2 us with 100,000 and 2.2 us with 10,000 subscriptions (mixed, docs/results/matcher.md). A tenth of the subscriptions
+takes 0.42 to 0.60 of the time, so s is 0.36 to 0.55. E-SilboPS (figure 12) has 0.1 to 0.2 with many subscriptions and
+far more with 100,000. When Matchers are removed, s is assumed to be 0, the worst case.
 
-Slices tell what they handled. So what comes in is known as a share of their time also while they fall behind, or catch
-up, and layers behind the one that is the bottleneck grow together with it.
+Slices report how many notifications they handled. The incoming rate is therefore known as a share of their time, even
+while they fall behind or catch up. Layers behind the bottleneck grow together with it.
 
-| the layer | is given |
+| if the layer | it gets |
 |---|---|
-| is busier than is allowed | as many as bring it there, but none that takes off less than 5 %, or than it costs |
+| is busier than allowed | enough slices, but none that takes off less than 5 % of the work, or less than it costs |
 | is the busiest, over half busy, and p99 is above the goal | one more |
-| would be within the goal with fewer, p99 too | fewer; waiting grows as 1/(1 - x), as in any queue |
-| is at most half busy while p99 is above the goal | nothing: subscribers or the disk are slow |
+| would keep its busy share and the p99 goal with fewer | fewer; waiting grows as 1/(1 - x), as in any queue |
+| is at most half busy while p99 is above the goal | no change: subscribers or the disk are slow |
 | of Exit Points was never measured | at least one for four Matchers, the rule of thumb of E-SilboPS |
 
-What may go wrong: the measurements. One that is late or repeated is ignored; after a pause wishes begin anew. A layer
-of which slices are silent, because they are dead or have just joined, may grow and does not shrink. A wish must hold,
-briefly to grow and long to shrink, and after each change there is a rest, the longer the more subscriptions moved.
+What may go wrong: the measurements. A late or repeated measurement is ignored; after a pause, earlier wishes are
+dropped. A layer with silent slices, which are dead or have just joined, may grow but does not shrink. A wish must hold
+before it is carried out: briefly to grow, long to shrink. After each change the autoscaler rests, longer if more
+subscriptions moved.
 """
 
 from __future__ import annotations
@@ -36,50 +38,42 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from math import ceil, isfinite
 from typing import Final, TypeAlias
 
 from tidegate.errors import ConfigError
+from tidegate.layers.layer import Layer
 
 SERIAL_SHARE_ASSUMED: Final = 0.5
 MATCHERS_PER_EXIT_POINT: Final = 4
-# A slice that takes off less of the others' work than this is not asked for.
+# A slice that takes off less of the others' work than this is not worth adding.
 GAIN_MIN: Final = 0.05
-# Up to here notifications hardly wait for a slice: twice their own time on average.
+# Up to this busy share, notifications hardly wait for a slice: they take twice their own time on average.
 CALM_SHARE: Final = 0.5
-# What an M/M/1 queue has on average at 0.94: a slice with so much is behind, and its latency is that of its queue.
+# The average length of an M/M/1 queue at 0.94 load. A slice with a longer queue is behind: the queue determines its
+# latency.
 QUEUE_LONG_BATCHES: Final = 16
-# Fewer slices must leave so much of what the goal allows, so that a load at the edge does not come and go.
+# Fewer slices may use only this part of the allowed busy share, so that a load at the limit does not cause a layer to
+# shrink and grow in turn.
 SHRINK_MARGIN: Final = 0.9
-# Below, batches are small and a notification takes longer than under the load that matters.
+# Below this busy share nothing is learned: batches are small, and a notification takes longer than under real load.
 LEARN_SHARE_MIN: Final = 0.25
 LEARN_WEIGHT: Final = 0.2
-# What was learned with another number of subscriptions is forgotten.
+# When the number of subscriptions changes by more than this share, what was learned before is forgotten.
 SUBSCRIPTIONS_DRIFT_MAX: Final = 0.25
-# Without a measurement for so long, what was wished for before does not count.
+# After this long without a measurement, earlier wishes are dropped.
 PAUSE_MAX_S: Final = 30.0
-# `matcher.MOVED_AT_ONCE` in some milliseconds, between batches that take as long.
+# A Matcher moves `matcher.MOVED_AT_ONCE` subscriptions in some milliseconds, between batches that take as long.
 MOVED_PER_S: Final = 20_000
 SLICES_MAX: Final = 8
 
 
-class Layer(StrEnum):
-    """The layers that scale."""
-
-    ACCESS_POINT = "access-point"
-    MATCHER = "matcher"
-    EXIT_POINT = "exit-point"
-
-
 Counts: TypeAlias = dict[Layer, int]
-
-_NAMES: Final = {Layer.ACCESS_POINT: "Access Points", Layer.MATCHER: "Matchers", Layer.EXIT_POINT: "Exit Points"}
 
 
 @dataclass(frozen=True)
 class Hold:
-    """How long a wish must hold: in time and in measurements, both."""
+    """How long a wish must hold before it is carried out: for this time and for this many measurements."""
 
     seconds: float
     measurements: int
@@ -87,11 +81,11 @@ class Hold:
 
 @dataclass(frozen=True)
 class ServiceLevel:
-    """What is wanted, and what it may cost. Layers that are not named have 1 to `SLICES_MAX` slices.
+    """The goal, and what it may cost. Layers that are not named have 1 to `SLICES_MAX` slices.
 
-    `slice_cost` is the cost of a slice as a share of what it is worth to meet the service level, for the same time: at
-    0.1 ten slices cost all that it is worth, and one that takes off less than a tenth of the work is not asked for.
-    `busy_share_max` is the share of a core that slices may be busy on average.
+    `slice_cost` is the cost of a slice, as a share of the value of meeting the service level for the same time. At 0.1,
+    ten slices cost as much as the service level is worth, and a slice that takes off less than a tenth of the work is
+    not added. `busy_share_max` is the share of a core that slices may be busy on average.
     """
 
     p99_ms: float
@@ -104,16 +98,18 @@ class ServiceLevel:
     rest_s: float = 30.0
 
     def __post_init__(self) -> None:
-        _check(self.p99_ms > 0, f"the goal of p99 is {self.p99_ms} ms", "use more than 0")
-        _check(0 < self.busy_share_max < 1, f"the busy share is {self.busy_share_max}", "use more than 0, less than 1")
+        _check(self.p99_ms > 0, f"the p99 goal is {self.p99_ms} ms", "use more than 0")
+        busy = f"the allowed busy share is {self.busy_share_max}"
+        _check(0 < self.busy_share_max < 1, busy, "use more than 0 and less than 1")
         _check(0 <= self.slice_cost <= 1, f"the cost of a slice is {self.slice_cost}", "use 0 to 1")
-        _check(0 <= self.rest_s < float("inf"), f"the rest is {self.rest_s} s", "use 0 or more")
+        _check(0 <= self.rest_s < float("inf"), f"the rest after a change is {self.rest_s} s", "use 0 or more")
         for hold in (self.grow, self.shrink):
-            _check(0 <= hold.seconds < float("inf"), f"a wish holds for {hold.seconds} s", "use 0 or more")
-            _check(hold.measurements >= 1, f"a wish holds for {hold.measurements} measurements", "use 1 or more")
+            seconds, measurements = f"{hold.seconds} s", f"{hold.measurements} measurements"
+            _check(0 <= hold.seconds < float("inf"), f"the wait before a change is {seconds}", "use 0 or more")
+            _check(hold.measurements >= 1, f"the wait before a change is {measurements}", "use 1 or more")
         for layer in Layer:
-            has = f"{layer} has {self.least(layer)} to {self.most(layer)} slices"
-            _check(1 <= self.least(layer) <= self.most(layer), has, "use 1 or more, and no more than the maximum")
+            bounds = f"{layer} has a minimum of {self.least(layer)} and a maximum of {self.most(layer)} slices"
+            _check(1 <= self.least(layer) <= self.most(layer), bounds, "use a minimum from 1 up to the maximum")
 
     def least(self, layer: Layer) -> int:
         return self.slices_min.get(layer, 1)
@@ -128,8 +124,8 @@ class ServiceLevel:
 
 @dataclass(frozen=True)
 class SliceLoad:
-    """`busy_share` is of a core, 0 to 1; `handled_per_s` are the notifications that it is done with; `queue_batches`
-    wait in front of it."""
+    """The load of one slice. `busy_share` is the share of a core, 0 to 1; `handled_per_s` counts the notifications that
+    it has finished; `queue_batches` counts the batches that wait for it."""
 
     name: str
     layer: Layer
@@ -140,8 +136,8 @@ class SliceLoad:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of the time since the one before. `notifications_per_s` is what came in, also when it still waits; `p99_ms` says
-    nothing when nothing was delivered. A slice that did not answer is left out."""
+    """The load since the previous measurement. `notifications_per_s` counts what came in, including notifications that
+    still wait. `p99_ms` is meaningless if nothing was delivered. A slice that did not report is left out."""
 
     now_s: float
     notifications_per_s: float
@@ -153,15 +149,15 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Decision:
-    """The counts that are wanted, which are the present ones when nothing is to change, and why."""
+    """The wanted counts and the reason for them. Without a change they are the present counts."""
 
     wanted: Counts
     why: str
 
 
 class Law:
-    """What a notification takes in each of n slices, and so how busy another number of them would be. Where slices
-    divide the notifications the serial share is given; where each has them all it is learned."""
+    """Predicts how busy another number of slices would be, from the time of a notification in each of n slices. For
+    layers that divide the notifications, the serial share is given; for Matchers, which get them all, it is learned."""
 
     def __init__(self, serial_share: float | None = None) -> None:
         self._given = serial_share
@@ -176,7 +172,7 @@ class Law:
 
     @property
     def serial_share(self) -> float | None:
-        """None as long as notifications were measured with one number of slices only."""
+        """The serial share s; None while only one number of slices was measured."""
         if self._given is not None or len(self._seconds) < 2:
             return self._given
         # Least squares of seconds = a + b/n, with neither below 0.
@@ -189,14 +185,15 @@ class Law:
         return a / (a + b)
 
     def ratio(self, count: int, other: int) -> float:
-        """How busy `other` slices are against `count` of them."""
+        """Returns how busy `other` slices would be, relative to `count` slices."""
         serial = self.serial_share
         if serial is None:
             serial = SERIAL_SHARE_ASSUMED if other > count else 0.0
         return (serial + (1 - serial) / other) / (serial + (1 - serial) / count)
 
     def most_useful(self, gain_min: float, most: int) -> int:
-        """The last slice, up to `most`, that takes off at least `gain_min` of the work of those before it."""
+        """Returns the highest count, up to `most`, at which the last slice still takes off at least `gain_min` of the
+        work of the others."""
         count = 1
         while count < most and 1 - self.ratio(count, count + 1) >= gain_min:
             count += 1
@@ -205,9 +202,9 @@ class Law:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A layer in one measurement. `share` is how busy its slices would be with just what comes in, which is more than
-    they are while they fall behind, and less while they catch up; above 1 there are too few. None: no slice answered.
-    `seconds` is what a notification took in each."""
+    """A layer in one measurement. `share` is how busy its slices would be with exactly the incoming load. It is higher
+    than `busy_share` while they fall behind, lower while they catch up, above 1 if there are too few slices, and None
+    if no slice reported. `seconds` is the time that a notification took in each slice."""
 
     count: int
     answered: int = 0
@@ -222,8 +219,9 @@ class _Reading:
 
 
 class Autoscaler:
-    """Guarantees: counts are within the bounds of the service level; a change comes after a wish that held and after
-    the rest of the change before, except into the bounds; and a higher load never gets fewer slices, all else equal."""
+    """Guarantees: counts stay within the bounds of the service level. A change follows a wish that held and the rest
+    after the previous change; only a change that restores the bounds is immediate. All else equal, a higher load never
+    gets fewer slices."""
 
     def __init__(self, level: ServiceLevel) -> None:
         self._level = level
@@ -241,16 +239,16 @@ class Autoscaler:
         counts = {layer: current[layer] for layer in Layer}
         within = {layer: min(max(n, self._level.least(layer)), self._level.most(layer)) for layer, n in counts.items()}
         if not measurement.now_s > self._now_s:
-            known = f"after {self._now_s:.1f} s was known"
-            return Decision(within, f"ignored: measured at {measurement.now_s:.1f} s, {known}")
-        self._take_note_of(measurement, counts)
+            last = f"but the last measurement was at {self._now_s:.1f} s"
+            return Decision(within, f"ignored: measured at {measurement.now_s:.1f} s, {last}")
+        self._record(measurement, counts)
         if within != counts:
             self._rest(counts, within, measurement)
-            return Decision(within, f"{_changes(counts, within)}: the bounds of the service level come first")
+            return Decision(within, f"{_changes(counts, within)}: required by the bounds of the service level")
         if measurement.now_s < self._rest_until_s:
             left_s = self._rest_until_s - measurement.now_s
-            return Decision(counts, f"rests {left_s:.0f} s more after the last change; {self._state(measurement)}")
-        # Not the other way round: what makes Matchers busier would also teach that more of them do not help.
+            return Decision(counts, f"resting {left_s:.0f} s more after the last change; {self._state(measurement)}")
+        # Wish before learning: whatever makes Matchers busier would otherwise also teach that more of them do not help.
         wish = self._wish(measurement)
         self._learn()
         self._remember(measurement.now_s, wish)
@@ -261,10 +259,10 @@ class Autoscaler:
         self._rest(counts, wanted, measurement)
         return Decision(wanted, why)
 
-    # What is known.
+    # Measurements.
 
-    def _take_note_of(self, measurement: Measurement, counts: Counts) -> None:
-        """Somebody else may have changed the counts, a crash for instance: that needs a rest as well."""
+    def _record(self, measurement: Measurement, counts: Counts) -> None:
+        """Records a measurement. A crash or an operator may have changed the counts, which needs a rest as well."""
         if self._counts and counts != self._counts:
             self._rest(self._counts, counts, measurement)
         if measurement.now_s - self._now_s > PAUSE_MAX_S:
@@ -281,7 +279,7 @@ class Autoscaler:
         if matchers.is_complete and matchers.busy_share >= LEARN_SHARE_MIN and matchers.seconds > 0:
             self._laws[Layer.MATCHER].learn(matchers.count, matchers.seconds)
 
-    # What is wished for.
+    # Wishes.
 
     def _wish(self, measurement: Measurement) -> Counts:
         wish = {layer: self._wish_for(layer, measurement) for layer in Layer}
@@ -303,7 +301,8 @@ class Autoscaler:
         return needed if reading.is_complete and not reading.is_behind else reading.count
 
     def _is_enough(self, layer: Layer, count: int, measurement: Measurement) -> bool:
-        """What more slices would take off the latency is not counted on; what fewer would add to it is."""
+        """Reports whether `count` slices would meet the service level. The estimate ignores that more slices may lower
+        the latency, but includes that fewer slices raise it."""
         before, share = self._readings[layer].share or 0.0, self._share_with(layer, count)
         if count >= self._readings[layer].count:
             return share <= self._level.busy_share_max
@@ -319,18 +318,19 @@ class Autoscaler:
         return measurement.deliveries_per_s > 0 and measurement.p99_ms * longer > self._level.p99_ms
 
     def _is_late_by(self, layer: Layer, measurement: Measurement) -> bool:
-        """The busiest layer is the one that notifications wait for, if they wait for any. One that is behind waits for
-        nothing but time, unless it has too much to do."""
+        """Reports whether this layer causes a p99 above the goal. Notifications wait for the busiest layer, if for any.
+        A layer that is behind only needs time to catch up, unless its load is too high."""
         reading, busiest = self._readings[layer], max(each.busy_share for each in self._readings.values())
         return self._is_late(measurement) and not reading.is_behind and reading.busy_share >= busiest > CALM_SHARE
 
     def _most_useful(self, layer: Layer) -> int:
-        """Where the law is only assumed, one more slice is how to learn it."""
+        """Returns the highest count that is worth its cost. While the serial share is only assumed, one more slice is
+        always allowed, because that is how to learn it."""
         law, most = self._laws[layer], self._level.most(layer)
         useful = law.most_useful(self._level.gain_min, most)
         return useful if law.serial_share is not None else max(useful, min(self._readings[layer].count + 1, most))
 
-    # What holds.
+    # Wishes that hold.
 
     def _remember(self, now_s: float, wish: Counts) -> None:
         self._wishes_since_s = min(self._wishes_since_s, now_s)
@@ -339,7 +339,8 @@ class Autoscaler:
             self._wishes.popleft()
 
     def _held(self, layer: Layer, now_s: float) -> int:
-        """All wishes of a while were for more, or for fewer: then the least of that."""
+        """Returns the count that all wishes of the hold time agree on: the smallest growth if all were for more slices,
+        the smallest reduction if all were for fewer."""
         count = self._counts[layer]
         grow, shrink = (self._wishes_of(layer, hold, now_s) for hold in (self._level.grow, self._level.shrink))
         if min(grow, default=count) > count:
@@ -347,7 +348,7 @@ class Autoscaler:
         return min(count, max(shrink, default=count))
 
     def _wishes_of(self, layer: Layer, hold: Hold, now_s: float) -> list[int]:
-        """Of the last `hold`; none if that has not passed since wishes began."""
+        """Returns the wishes of the last `hold`, or none if that much time has not passed since the first wish."""
         since_s = now_s - hold.seconds
         wishes = [wish[layer] for at_s, wish in self._wishes if at_s >= since_s]
         return wishes if self._wishes_since_s <= since_s and len(wishes) >= hold.measurements else []
@@ -361,11 +362,11 @@ class Autoscaler:
         self._wishes.clear()
         self._wishes_since_s = float("inf")
 
-    # What the operator is told.
+    # Reasons for the operator.
 
     def _why(self, wanted: Counts, measurement: Measurement) -> str:
         reasons = [
-            f"{_NAMES[layer]} {self._counts[layer]} → {count}: {self._why_change(layer, count, measurement)}"
+            f"{layer.spelled} {self._counts[layer]} → {count}: {self._why_change(layer, count, measurement)}"
             for layer, count in wanted.items()
             if count != self._counts[layer]
         ]
@@ -376,13 +377,13 @@ class Autoscaler:
     def _why_change(self, layer: Layer, count: int, measurement: Measurement) -> str:
         share = self._readings[layer].share
         if share is None:
-            return f"one for {MATCHERS_PER_EXIT_POINT} Matchers until they are measured"
-        work = f"work for {share:.0%} of each, it would be {self._share_with(layer, count):.0%}"
+            return f"one per {MATCHERS_PER_EXIT_POINT} Matchers until Exit Points are measured"
+        load = f"load {share:.0%} per slice, {self._share_with(layer, count):.0%} after the change"
         if count < self._counts[layer]:
-            return f"{work}, up to {self._level.busy_share_max * SHRINK_MARGIN:.0%} is allowed with fewer"
+            return f"{load}, limit {self._level.busy_share_max * SHRINK_MARGIN:.0%} for fewer slices"
         if share > self._level.busy_share_max:
-            return f"{work}, {self._level.busy_share_max:.0%} is allowed"
-        return f"{work}, and p99 {measurement.p99_ms:.0f} ms is above {self._level.p99_ms:g} ms"
+            return f"{load}, limit {self._level.busy_share_max:.0%}"
+        return f"{load}, and p99 {measurement.p99_ms:.0f} ms is above the goal of {self._level.p99_ms:g} ms"
 
     def _why_not(self, wish: Counts, measurement: Measurement) -> str:
         reasons = [reason for layer in Layer if (reason := self._why_stay(layer, wish[layer], measurement))]
@@ -391,36 +392,37 @@ class Autoscaler:
         return "; ".join([*(reasons or ["nothing to change"]), self._state(measurement)])
 
     def _why_stay(self, layer: Layer, wish: int, measurement: Measurement) -> str:
-        reading, name, most = self._readings[layer], _NAMES[layer], self._level.most(layer)
+        reading, name, most = self._readings[layer], layer.spelled, self._level.most(layer)
         if wish != reading.count:
             hold = self._level.grow if wish > reading.count else self._level.shrink
             must_hold = f"for {hold.seconds:g} s and {hold.measurements} measurements"
-            return f"{name} {reading.count} → {wish} is wished for, and must be {must_hold}"
+            return f"{name} {reading.count} → {wish} if the load stays like this {must_hold}"
         if not reading.is_complete:
-            return f"{reading.answered} of {reading.count} {name} answered"
-        work = f"{name} have work for {reading.share or 0.0:.0%} of each"
+            return f"only {reading.answered} of {reading.count} {name} have reported"
+        load = f"{name} have a load of {reading.share or 0.0:.0%} per slice"
         if self._is_enough(layer, reading.count, measurement) and not self._is_late_by(layer, measurement):
-            return f"{work}, and catch up" if reading.is_behind else ""
+            return f"{load}, and are catching up" if reading.is_behind else ""
         if reading.count == most:
-            return f"{work}, and {most} is their maximum"
+            return f"{load}, but {most} is the maximum"
         gain = 1 - self._laws[layer].ratio(reading.count, reading.count + 1)
-        return f"{work}, but one more takes off {gain:.1%}, less than {self._level.gain_min:.0%}"
+        return f"{load}, but one more would take off only {gain:.1%}, less than {self._level.gain_min:.0%}"
 
     def _why_slow(self, measurement: Measurement) -> str:
-        late = f"p99 {measurement.p99_ms:.0f} ms is above {self._level.p99_ms:g} ms"
+        late = f"p99 {measurement.p99_ms:.0f} ms is above the goal of {self._level.p99_ms:g} ms"
         busiest = max(measurement.slices, key=lambda each: each.busy_share, default=None)
         if busiest is not None and busiest.busy_share > self._level.busy_share_max:
-            return f"{late}, and {busiest.name} alone is {busiest.busy_share:.0%} busy: slices do not help uneven work"
+            alone = f"{busiest.name} alone is {busiest.busy_share:.0%} busy"
+            return f"{late}, and {alone}: more slices do not help with uneven load"
         calm = f"no layer is over {CALM_SHARE:.0%} busy"
-        return f"{late}, but {calm}: subscribers or the disk are slow, slices do not help"
+        return f"{late}, but {calm}: subscribers or the disk are slow, more slices do not help"
 
     def _state(self, measurement: Measurement) -> str:
         shares = ", ".join(
-            f"{_NAMES[layer]} {reading.busy_share:.0%}" if reading.answered else f"{_NAMES[layer]} not measured"
+            f"{layer.spelled} {reading.busy_share:.0%}" if reading.answered else f"{layer.spelled} not measured"
             for layer, reading in self._readings.items()
         )
         rates = f"{measurement.notifications_per_s:,.0f} notifications/s, {measurement.deliveries_per_s:,.0f}"
-        return f"p99 {measurement.p99_ms:.0f} of {self._level.p99_ms:g} ms, {rates} deliveries/s, busy: {shares}"
+        return f"p99 {measurement.p99_ms:.0f} ms (goal {self._level.p99_ms:g} ms), {rates} deliveries/s, busy: {shares}"
 
 
 def _read(layer: Layer, count: int, measurement: Measurement) -> _Reading:
@@ -440,13 +442,13 @@ def _read(layer: Layer, count: int, measurement: Measurement) -> _Reading:
 
 
 def _moved(before: Counts, after: Counts, measurement: Measurement) -> float:
-    """Rendezvous hashing moves what the Matchers that join or leave own."""
+    """Estimates how many subscriptions move. Rendezvous hashing moves only those of Matchers that join or leave."""
     n, m = before[Layer.MATCHER], after[Layer.MATCHER]
     return measurement.subscriptions * abs(m - n) / max(m, n)
 
 
 def _changes(before: Counts, after: Counts) -> str:
-    return ", ".join(f"{_NAMES[layer]} {before[layer]} → {n}" for layer, n in after.items() if n != before[layer])
+    return ", ".join(f"{layer.spelled} {before[layer]} → {n}" for layer, n in after.items() if n != before[layer])
 
 
 def _check(is_right: bool, problem: str, remedy: str) -> None:

@@ -1,8 +1,8 @@
 """A batch: consecutive notifications of one publisher, as the bytes that came from its socket.
 
-It is what moves through the layers. `data` is what was read; `starts` and `stops` say where each notification (a
-MessagePack map) lies in it. No layer makes Python objects of notifications, and none copies them before the
-Connection Point writes them into delivery frames.
+Batches move through the layers by reference. `data` holds the bytes as read; `starts` and `stops` give the range of
+each notification (a MessagePack map) in them. No layer makes Python objects of notifications, and none copies them
+before the Connection Point writes them into delivery frames.
 
 Invariant: notification i has publisher sequence `first + i`, and has passed the rules of `tidegate.notification`.
 """
@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from tidegate.errors import NotificationError, ProtocolError
 from tidegate.frames import Refusal
-from tidegate.layers import scan_kernel
+from tidegate.kernels import scan_kernel
+from tidegate.kernels.msgpack_kernel import MALFORMED
 from tidegate.notification import ATTRIBUTES_MAX, check
 
 BATCH_NOTIFICATIONS_MAX = 4096
@@ -47,23 +48,23 @@ class Batch(msgspec.Struct, gc=False):
         return int(self.stops[-1]) - int(self.starts[0])
 
     def after(self, sequence: int) -> Batch:
-        """The notifications that come after this one of the publisher, which may be none."""
+        """Returns the part of the batch after this publisher sequence, which may be empty."""
         return self if sequence < self.first else self.part(sequence + 1 - self.first)
 
     def part(self, start: int, stop: int | None = None) -> Batch:
-        """Some of its notifications, over the same bytes."""
+        """Returns some of the notifications as a batch over the same bytes."""
         return Batch(self.publisher, self.first + start, self.data, self.starts[start:stop], self.stops[start:stop])
 
     def notifications(self) -> Iterator[dict[str, Any]]:
-        """The notifications as mappings: for indexes and listeners that need objects."""
+        """Decodes the notifications into mappings, for indexes and listeners that need objects."""
         data = memoryview(self.data)
         for start, stop in zip(self.starts.tolist(), self.stops.tolist(), strict=True):
             yield _decode(data[start:stop])
 
 
 class FramesRead(msgspec.Struct):
-    """What was read: up to `position` in the data and up to sequence `through`, some of it refused. With an `error`
-    the connection must be closed, once the batches before it are on their way."""
+    """The result of a read: it ended at `position` in the data and at sequence `through`. If there is an `error`, the
+    caller submits the batches before it and then closes the connection."""
 
     position: int
     batches: list[Batch]
@@ -73,30 +74,31 @@ class FramesRead(msgspec.Struct):
 
 
 class BatchReader:
-    """Turns PUBLISH frames into batches; owns the scratch arrays of the scan, so there is one a thread."""
+    """Turns PUBLISH frames into batches. It owns the scratch arrays of the scan, so each thread needs its own."""
 
     def __init__(self) -> None:
         self._found = np.empty((3, BATCH_NOTIFICATIONS_MAX), np.int64)
         self._names = np.empty((2, ATTRIBUTES_MAX), np.int64)
 
     def read_frames(self, publisher: str, data: bytes, position: int, sequence: int) -> FramesRead:
-        """Reads the PUBLISH frames from `position` on, of which the first is complete and starts with `sequence`."""
+        """Reads the PUBLISH frames from `position` on. The first must be complete, and starts with `sequence`."""
         view = scan_kernel.as_array(data)
         after, count, status = scan_kernel.scan_frames(view, position, len(data), sequence, self._found, self._names)
         error = None
-        if status == scan_kernel.MALFORMED:
+        if status == MALFORMED:
             error = _malformed()
         elif after == position:
-            # A complete frame was there and was not taken: it has more notifications than a batch may have.
+            # The scan left a complete frame unread: it has more notifications than a batch may have.
             error = _too_many()
         batches, refusals = self._accepted(publisher, data, sequence, count)
         return FramesRead(after, batches, refusals, sequence + count - 1, error)
 
     def read_array(self, publisher: str, sequence: int, body: bytes) -> Batch:
-        """Reads one MessagePack array of notifications, all or nothing: NotificationError for the first bad one."""
+        """Reads one MessagePack array of notifications. Raises NotificationError for the first invalid one, and then
+        accepts none of them."""
         view = scan_kernel.as_array(body)
         count = scan_kernel.scan_maps(view, 0, len(body), self._found, self._names, 0)
-        if count == scan_kernel.MALFORMED:
+        if count == MALFORMED:
             raise _malformed()
         if count < 0:
             raise _too_many()
@@ -122,7 +124,8 @@ class BatchReader:
 
 
 def _refusal(sequence: int, reason: int, data: bytes) -> Refusal:
-    """The sentence for the sender, made by the same rules in Python from the one notification that broke them."""
+    """Explains to the sender what is wrong with a notification. The kernel only has a number, so this checks the one
+    invalid notification again by the same rules in Python."""
     try:
         check(_decode(data))
     except NotificationError as error:
@@ -131,14 +134,16 @@ def _refusal(sequence: int, reason: int, data: bytes) -> Refusal:
         pass  # too deep for a decoder: the kernel's reason is enough
     if reason == scan_kernel.N_TWICE:
         return Refusal(sequence, "N210", "an attribute occurs twice", "give each attribute one value")
-    return Refusal(sequence, f"N{reason}", "the notification breaks the rules", "see docs/filters.md")
+    return Refusal(sequence, f"N{reason}", "the notification is invalid", "see docs/filters.md")
 
 
 def _malformed() -> ProtocolError:
     return ProtocolError(
-        "P304", "a PUBLISH frame is not an array of maps in MessagePack", "encode notifications as [map, map, …]"
+        "P304", "a PUBLISH frame is not a MessagePack array of maps", "encode each notification as a map in one array"
     )
 
 
 def _too_many() -> ProtocolError:
-    return ProtocolError("P305", f"over {BATCH_NOTIFICATIONS_MAX} notifications in one batch", "send smaller batches")
+    return ProtocolError(
+        "P305", f"a batch has more than {BATCH_NOTIFICATIONS_MAX} notifications", "send smaller batches"
+    )

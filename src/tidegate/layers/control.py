@@ -1,31 +1,31 @@
-"""Frames that reconfigure the layers: commands of the coordinator, answers to them, and what moves between slices.
+"""Frames that reconfigure the layers: the coordinator's commands, the replies to them, and the subscriptions that move.
 
-A transaction takes the layers from one configuration to the next while everything flows. docs/elasticity.md tells why
-each step is there; the order of the phases stands in `reconfiguration`.
+A transaction takes the layers from one configuration to the next while notifications flow. docs/elasticity.md explains
+why each step is needed; `reconfiguration` defines the order of the phases.
 
     coordinator ─Fence─► registry, Exit Points, Connection Points        (after a death only)
                 ─Prepare─► all slices   ─Marker─► Matchers ─Share─► Matchers
                 ─Switch─► Access Points, Exit Points, Connection Points
                 ─Drain─► Exit Points
                 ─Release─► Exit Points  ─Strict─► Matchers  ─Go─► Access Points
-                ─End─► Access Points    ─Retire─► who is not needed any more
+                ─End─► Access Points    ─Retire─► slices that left the configuration
 
-Commands are idempotent: a coordinator that takes over sends those of the present phase again.
+Commands are idempotent: a coordinator that takes over sends the commands of the present phase again.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
 
 import msgspec
 
+from tidegate.layers.frames import LayerFrame
 from tidegate.layers.selector import Configuration
 
 
 class Transaction(msgspec.Struct, frozen=True):
-    """From `base`, the last decided configuration, to `new`. `live` are all configurations that may still be in use,
-    the new one included; `dead` is everybody who was declared dead."""
+    """A step from `base`, the last decided configuration, to `new`. `live` are all configurations that may still be in
+    use, the new one included; `dead` are all slices and Connection Points that were declared dead."""
 
     new: Configuration
     base: Configuration
@@ -39,84 +39,85 @@ class Transaction(msgspec.Struct, frozen=True):
         return self.new.epoch
 
 
-class Command(msgspec.Struct, frozen=True):
-    """`term` numbers coordinators: a slice ignores those of an older one."""
+class Command(LayerFrame, msgspec.Struct, frozen=True):
+    """A coordinator's command. `term` numbers the coordinators: a slice ignores commands from an older one."""
 
-    handler: ClassVar[str]
     term: int
 
 
 class Fence(Command, frozen=True):
-    """Ignore the dead, for good."""
+    """Tells the receiver to ignore frames from the dead permanently."""
 
-    handler: ClassVar[str] = "on_fence"
+    number = 11
     epoch: int
     dead: frozenset[str]
 
 
 class Prepare(Command, frozen=True):
-    """From here on every change of a subscription goes to its owners in all live epochs."""
+    """Announces a transaction: from here on, every change of a subscription goes to its owners in all live epochs."""
 
-    handler: ClassVar[str] = "on_prepare"
+    number = 12
     transaction: Transaction
 
 
 class Switch(Command, frozen=True):
-    """The decision is taken: Access Points stamp the new epoch."""
+    """Announces that the new configuration is decided: Access Points stamp batches with the new epoch."""
 
-    handler: ClassVar[str] = "on_switch"
+    number = 13
     transaction: Transaction
 
 
 class Drain(Command, frozen=True):
-    """Tell when everything up to these sequences, by Access Point and Exit Point, is acknowledged."""
+    """Asks an Exit Point to report when all batches up to `last` are acknowledged. `last` has the last sequence of the
+    old epoch by Access Point and Exit Point."""
 
-    handler: ClassVar[str] = "on_drain"
+    number = 14
     epoch: int
     stream: int
     last: dict[str, dict[str, int]]
 
 
 class Release(Command, frozen=True):
-    """What was held back for an older epoch to drain may leave."""
+    """Lets an Exit Point deliver the batches that it held back while an older epoch drained."""
 
-    handler: ClassVar[str] = "on_release"
+    number = 15
     epoch: int
     keep: int
 
 
 class Strict(Command, frozen=True):
-    """Drop what the configuration that is kept does not give you, and store nothing else from now on."""
+    """Tells a Matcher to drop the subscriptions that it does not own in the configuration `keep`, and to store no
+    others from now on."""
 
-    handler: ClassVar[str] = "on_strict"
+    number = 16
     epoch: int
     keep: Configuration
 
 
 class Go(Command, frozen=True):
-    """The old epoch has drained: what a buffered switch has held back may enter."""
+    """Tells an Access Point that the old epoch has drained: batches held back by a buffered switch may enter."""
 
-    handler: ClassVar[str] = "on_go"
+    number = 17
     epoch: int
 
 
 class End(Command, frozen=True):
-    """Write to the owners in this configuration only."""
+    """Tells an Access Point to write changes only to the owners in the configuration `keep`."""
 
-    handler: ClassVar[str] = "on_end"
+    number = 18
     epoch: int
     keep: Configuration
     dead: frozenset[str]
 
 
 class Retire(Command, frozen=True):
-    """You are not needed any more. A host takes it, not a slice."""
+    """Tells a slice's host that the slice has left the configuration. The host handles it, not the slice."""
 
-    handler: ClassVar[str] = "on_retire"
+    number = 19
 
 
 class Step(StrEnum):
-    """What a slice has done."""
+    """The step of a transaction that a slice reports as done."""
 
     FENCED = "fenced"
     PREPARED = "prepared"
@@ -130,62 +131,64 @@ class Step(StrEnum):
     ENDED = "ended"
 
 
-class Reply(msgspec.Struct, frozen=True):
-    """`last` goes with SWITCHED: the last sequence that went to each Exit Point before."""
+class Reply(LayerFrame, msgspec.Struct, frozen=True):
+    """A slice's reply to a command. `last` is set with SWITCHED only: the last sequence that the Access Point sent to
+    each Exit Point before it switched."""
 
-    handler: ClassVar[str] = "on_reply"
+    number = 20
     step: Step
     epoch: int
     last: dict[str, int]
 
 
-class Marker(msgspec.Struct, frozen=True):
-    """From an Access Point, on the channel that its changes take: what comes behind it is written to all owners."""
+class Marker(LayerFrame, msgspec.Struct, frozen=True):
+    """From an Access Point to a Matcher, on the channel of its changes: every later change goes to all live owners."""
 
-    handler: ClassVar[str] = "on_marker"
+    number = 21
     transaction: Transaction
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A subscription that moves."""
+    """A subscription that moves to another Matcher."""
 
     subscription: int
     version: int
     filter: bytes
 
 
-class Share(msgspec.Struct, frozen=True):
-    """Subscriptions that the receiver owns in the new configuration: a part of them, up to the last."""
+class Share(LayerFrame, msgspec.Struct, frozen=True):
+    """Some of the subscriptions that the receiver owns in the new configuration. `is_last` marks the sender's last."""
 
-    handler: ClassVar[str] = "on_share"
+    number = 22
     transaction: Transaction
     entries: list[Entry]
     is_last: bool
 
 
-class ReadShare(msgspec.Struct, frozen=True):
-    """To the registry: what did dead Matchers own that is mine now?"""
+class ReadShare(LayerFrame, msgspec.Struct, frozen=True):
+    """Asks the registry for the subscriptions of dead Matchers that the sender owns in the new configuration."""
 
-    handler: ClassVar[str] = "on_read_share"
+    number = 23
     transaction: Transaction
 
 
-class GoOn(msgspec.Struct, frozen=True):
-    """From a Matcher to itself: there is more to share or to drop, after what came meanwhile."""
+class NextPart(LayerFrame, msgspec.Struct, frozen=True):
+    """A Matcher's reminder to itself that it has more subscriptions to send or to drop. Frames that arrived in between
+    go first. It never leaves the process."""
 
-    handler: ClassVar[str] = "on_go_on"
     epoch: int
 
 
-class Buried(msgspec.Struct, frozen=True):
-    """From an Access Point, behind all changes of it: a Connection Point is dead, and its subscriptions with it."""
+class Buried(LayerFrame, msgspec.Struct, frozen=True):
+    """From an Access Point: a Connection Point is dead, so its subscriptions have ended. The frame follows all of that
+    Connection Point's changes on the same channel."""
 
-    handler: ClassVar[str] = "on_buried"
+    number = 24
     connection_point: str
 
 
-class Suspect(msgspec.Struct, frozen=True):
-    """To the coordinator: these cannot be reached."""
+class Suspect(LayerFrame, msgspec.Struct, frozen=True):
+    """Reports to the coordinator that these slices cannot be reached."""
 
-    handler: ClassVar[str] = "on_suspect"
+    number = 25
     names: frozenset[str]

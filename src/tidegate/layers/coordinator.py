@@ -1,9 +1,11 @@
-"""Coordinator: drives one transaction after another through its phases, and replaces what has died.
+"""Coordinator: drives one transaction after another through its phases, and replaces slices that have died.
 
-There is one at a time: whoever stores a state with the highest term. It decides nothing that is not stored first, so
-that its successor can go on from there. All that it decides stands in `reconfiguration`; here is who has answered.
+One coordinator is active at a time: the one that stored the state with the highest term. It stores every decision
+before it acts on it, so that its successor can continue from there. `reconfiguration` makes the decisions; this module
+tracks which slices have replied.
 
-What may go wrong here: it is slow or cut off while another has taken over. Then storing fails, and it says no more.
+What may go wrong here: the coordinator is slow or disconnected while another has taken over. Then storing its state
+fails, and it sends no more commands.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class Store(Protocol):
-    """Where the state is kept for a successor."""
+    """Keeps the coordinator's state for a successor."""
 
     def load(self) -> State: ...
 
     def replace(self, state: State) -> bool:
-        """Stores it, unless one with a higher term is stored already: then False, and nothing has happened."""
+        """Stores the state and returns True. Returns False, and stores nothing, if a newer coordinator has stored a
+        state already."""
 
 
 class Coordinator:
@@ -47,28 +50,28 @@ class Coordinator:
         return self._state
 
     def take_over(self) -> Outputs:
-        """Begins a term: what its predecessor was about to do goes on. It may not have told those who joined last; to
-        the others what they are told is nothing new."""
+        """Begins a term and continues the transaction of the predecessor. The predecessor may have died before it
+        greeted the last Connection Points that joined, so all of them get the current configuration again."""
         state = self._store.load()
         outputs = self._enter(msgspec.structs.replace(state, term=state.term + 1)) + self._bury()
-        return self._tell_joined(self._state.connection_points) + outputs
+        return self._send_configuration(self._state.connection_points) + outputs
 
     def change(self, wanted: Configuration, *, is_buffered: bool = False) -> Outputs:
-        """Begins to scale or replace; `wanted` names the slices, its epoch does not matter."""
+        """Begins a transaction that scales or replaces slices. `wanted` names the slices; its epoch is ignored."""
         return self._enter(reconfiguration.begin(self._state, wanted, is_buffered=is_buffered))
 
     def abort(self) -> Outputs:
         return self._enter(reconfiguration.abort(self._state))
 
     def on_death(self, names: Collection[str]) -> Outputs:
-        """Declares slices dead; what they leave open is for `recover`."""
+        """Declares slices dead. The caller must then call `recover` with a configuration that replaces them."""
         state = reconfiguration.declare_dead(self._state, frozenset(names))
         if state == self._state or self.is_deposed:
             return []
         return self._enter(state) + self._bury()
 
     def recover(self, wanted: Configuration) -> Outputs:
-        """Begins to replace the dead; `wanted` has none of them."""
+        """Begins a transaction that replaces the dead. `wanted` must contain none of them."""
         return self._enter(reconfiguration.recover(self._state, wanted))
 
     def on_reply(self, source: str, frame: Reply, now_s: float) -> Outputs:
@@ -76,15 +79,16 @@ class Coordinator:
         if self.is_deposed or transaction is None or frame.epoch != transaction.epoch or source in self._state.dead:
             return []
         self._replies.setdefault(frame.step, {})[source] = frame.last
-        return self._go_on()
+        return self._advance()
 
     def on_joined(self, connection_point: str) -> Outputs:
-        """A new Connection Point learns what the last decided configuration is, and takes part in what is under way."""
+        """Sends a new Connection Point the last decided configuration, and includes it in the current transaction."""
         outputs = self._enter(reconfiguration.join(self._state, connection_point))
-        return self._tell_joined({connection_point}) + outputs
+        return self._send_configuration({connection_point}) + outputs
 
-    def _tell_joined(self, connection_points: Collection[str]) -> Outputs:
-        """To be sent before the commands of what is under way, which is newer."""
+    def _send_configuration(self, connection_points: Collection[str]) -> Outputs:
+        """Sends Connection Points the last decided configuration. These frames must precede the commands of the current
+        transaction, which is newer."""
         state = self._state
         if self.is_deposed or not state.current.slices:
             return []
@@ -92,7 +96,8 @@ class Coordinator:
         return [(name, Switch(state.term, here)) for name in sorted(connection_points)]
 
     def _bury(self) -> Outputs:
-        """Dead Connection Points are part of no configuration: whoever waits for them is told at once."""
+        """Tells Access Points and Exit Points to stop waiting for dead Connection Points. No configuration contains
+        Connection Points, so their death needs no transaction."""
         state = self._state
         dead = frozenset(name for name in state.dead if is_connection_point(name))
         if self.is_deposed or not dead:
@@ -100,18 +105,18 @@ class Coordinator:
         told = {name for each in state.live for name in each.access_points + each.exit_points} - state.dead
         return [(name, Fence(state.term, state.current.epoch, dead)) for name in sorted(told)]
 
-    def _go_on(self) -> Outputs:
+    def _advance(self) -> Outputs:
         following = reconfiguration.advance(self._state, self._replies, self._registry)
         return self._enter(following) if following is not None else []
 
     def _enter(self, state: State) -> Outputs:
-        """Stores a state, and then does what it says. A phase that needs nobody is left at once."""
+        """Stores a state, then returns its commands. A phase that waits for no reply is left at once."""
         if self.is_deposed or not self._store.replace(state):
             self.is_deposed = True
-            log.warning("%s is no coordinator any more", self.name)
+            log.warning("%s is no longer the coordinator", self.name)
             return []
         before, self._state = self._state, state
         self._replies = {}
         outputs: Outputs = [*reconfiguration.retired(before, state)]
         outputs += reconfiguration.commands(state, self._registry)
-        return outputs + self._go_on()
+        return outputs + self._advance()

@@ -1,11 +1,12 @@
 """The outbox kernel: writes the notifications of a batch into one delivery frame for each outbox that wants some.
 
 Input: a batch's bytes with the subscriptions that each notification satisfies; and, for every local subscription, its
-id, its outbox and the number its client gave it. The original bytes are copied, never decoded. The caller passes
-whole batches and gets frames back in `out`, as many notifications as fit; it takes the frames and comes back for
-the rest, so the memory of a step is bounded however many subscriptions match.
+id, its outbox and the number its client gave it. The original bytes are copied, never decoded. Each step writes frames
+for as many notifications as fit into `out`. The caller takes the frames and calls again for the rest, so the memory of
+a step is bounded however many subscriptions match.
 
-A subscription that ended while the notification was under way has another id at its place, and is passed over.
+If a subscription ended while the notification was in flight, its place in the table holds another id. The kernel skips
+such a match.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Final
 import numpy as np
 
 from tidegate.frames import HEADER_BYTES, Kind
-from tidegate.layers.scan_kernel import Bytes, Integers, inlined, kernel
+from tidegate.kernels.bytes_kernel import Bytes, Integers, put_big_endian, put_bytes, put_little_endian
+from tidegate.kernels.cache import inlined, kernel
+from tidegate.kernels.msgpack_kernel import ARRAY_32, FIXARRAY, UINT_32, UINT_64
 from tidegate.layers.subscription_table import CLIENT_ID, ID, OUTBOX
 
 FRAME_HEADER: Final = HEADER_BYTES
@@ -23,11 +26,11 @@ FRAME_DELIVER: Final = int(Kind.DELIVER)
 ID_BYTES: Final = 5
 # array of three, array header of the ids, sequence as uint64
 ITEM_BYTES: Final = 1 + 5 + 9
-# array of two, array header of the items; between them stands the publisher
+# array of two, array header of the items; the publisher is between them
 BODY_BYTES: Final = 1 + 5
 LOCAL_MASK: Final = 0xFFFFFFFF
 
-# What is known of an outbox during a step; COUNT is 0 and HEAD is -1 for all of them between two steps.
+# The columns of an outbox during a step. Between two steps COUNT is 0 and HEAD is -1 for every outbox.
 COUNT: Final = 0
 SIZE: Final = 1
 LAST_SEEN: Final = 2
@@ -41,30 +44,6 @@ FRAME_START: Final = 1
 FRAME_STOP: Final = 2
 FRAME_COUNT: Final = 3
 FRAME_COLUMNS: Final = 4
-
-
-@inlined
-def put_big_endian(out: Bytes, position: int, value: int, width: int) -> int:
-    for k in range(width):
-        out[np.uint64(position + k)] = np.uint8((value >> (8 * (width - 1 - k))) & 0xFF)
-    return position + width
-
-
-@inlined
-def put_little_endian(out: Bytes, position: int, value: int, width: int) -> int:
-    for k in range(width):
-        out[np.uint64(position + k)] = np.uint8((value >> (8 * k)) & 0xFF)
-    return position + width
-
-
-@inlined
-def put_bytes(out: Bytes, position: int, source: Bytes) -> int:
-    """Cut first and copied by a plain index: so the compiler copies many bytes at a time."""
-    length: int = source.shape[0]
-    target = out[position : position + length]
-    for k in range(length):
-        target[k] = source[k]
-    return position + length
 
 
 @inlined
@@ -89,9 +68,8 @@ def write_frames(
     out: Bytes,
     frames: Integers,
 ) -> tuple[int, int]:
-    """Writes frames of the notifications from `begin` on: (first notification that did not fit, frames written).
-
-    The first is `begin` itself when not even that one fits, with all who want it."""
+    """Writes frames of the notifications from `begin` on. Returns (first notification that did not fit, frames
+    written). The first number is `begin` if that notification has more matches than `out` can hold."""
     frame_bytes = FRAME_HEADER + BODY_BYTES + publisher.shape[0]
     end, count = plan(starts, stops, offsets, ids, begin, subscriptions, outboxes, frame_bytes, out.shape[0], frames)
     open_frames(publisher, outboxes, out, frames, count)
@@ -117,7 +95,8 @@ def plan(
     room: int,
     frames: Integers,
 ) -> tuple[int, int]:
-    """How many bytes each outbox needs: (first notification that does not fit any more, outboxes that get a frame)."""
+    """Computes how many bytes each outbox needs. Returns (first notification that does not fit, outboxes that get a
+    frame). The test for room assumes a new frame for every match, so a step never overruns `out`."""
     count = np.int64(0)
     total = np.int64(0)
     for i in range(begin, starts.shape[0]):
@@ -152,9 +131,9 @@ def open_frames(publisher: Bytes, outboxes: Integers, out: Bytes, frames: Intege
         frames[k, FRAME_START] = position
         frames[k, FRAME_COUNT] = outbox[COUNT]
         cursor = position + FRAME_HEADER
-        out[cursor] = 0x92
+        out[cursor] = FIXARRAY + 2
         cursor = put_bytes(out, cursor + 1, publisher)
-        out[cursor] = 0xDD
+        out[cursor] = ARRAY_32
         outbox[CURSOR] = put_big_endian(out, cursor + 1, outbox[COUNT], 4)
         position += outbox[SIZE]
         outbox[COUNT] = 0
@@ -182,10 +161,11 @@ def write_notification(
     links: Integers,
     out: Bytes,
 ) -> None:
-    """One notification into the frame of each outbox among its matches.
+    """Writes one notification into the frame of each outbox among its matches.
 
     The matches of one outbox are chained through `links`, from its HEAD; the head of a chain writes the item. -1 ends a
-    chain, and HEAD is -1 again for all when this returns."""
+    chain. HEAD is -1 again for every outbox when this returns."""
+    # Backwards, so that a chain begins with the first match of its outbox and keeps the order of the ids.
     for j in range(ids.shape[0] - 1, -1, -1):
         if is_live(subscriptions, ids[j]):
             outbox = outboxes[subscriptions[ids[j] & LOCAL_MASK, OUTBOX]]
@@ -198,9 +178,9 @@ def write_notification(
         if outbox[HEAD] != j:
             continue
         cursor = outbox[CURSOR]
-        out[cursor] = 0x93
+        out[cursor] = FIXARRAY + 3
         cursor = write_ids(ids, j, links, subscriptions, out, cursor + 1)
-        out[cursor] = 0xCF
+        out[cursor] = UINT_64
         cursor = put_big_endian(out, cursor + 1, sequence, 8)
         outbox[CURSOR] = put_bytes(out, cursor, notification)
         outbox[HEAD] = -1
@@ -208,18 +188,18 @@ def write_notification(
 
 @inlined
 def write_ids(ids: Integers, head: int, links: Integers, subscriptions: Integers, out: Bytes, cursor: int) -> int:
-    """A single subscription as a number, several as an array of numbers."""
+    """Writes a single subscription as a number, several as an array of numbers. Returns the position after them."""
     if links[head] == -1:
-        out[cursor] = 0xCE
+        out[cursor] = UINT_32
         put_big_endian(out, cursor + 1, subscriptions[ids[head] & LOCAL_MASK, CLIENT_ID], 4)
         return cursor + ID_BYTES
-    out[cursor] = 0xDD
+    out[cursor] = ARRAY_32
     count_at = cursor + 1
     cursor += 5
     count = np.int64(0)
     link = head
     while link != -1:
-        out[cursor] = 0xCE
+        out[cursor] = UINT_32
         cursor = put_big_endian(out, cursor + 1, subscriptions[ids[link] & LOCAL_MASK, CLIENT_ID], 4)
         link = links[link]
         count += 1

@@ -1,7 +1,7 @@
-"""Writes delivery frames: a batch and its matches in, one frame for each outbox out.
+"""Delivery writer: turns a batch and its matches into one delivery frame for each outbox.
 
-The thin Python side of `deliver_kernel`: it owns the kernel's scratch arrays and its output buffer, and cuts a batch
-into steps that fit the buffer. So a notification that 100,000 subscriptions want costs time, not memory.
+This is the thin Python side of `deliver_kernel`. It owns the kernel's scratch arrays and its output buffer, and cuts a
+batch into steps that fit the buffer. A notification that matches 100,000 subscriptions costs time, not memory.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.kernels.scan_kernel import as_array
 from tidegate.layers import deliver_kernel
 from tidegate.layers.batch import Batch
-from tidegate.layers.scan_kernel import as_array
 from tidegate.layers.subscription_table import SubscriptionTable
 from tidegate.notification import NOTIFICATION_BYTES_MAX
 
@@ -26,18 +26,18 @@ Integers = NDArray[np.int64]
 
 
 class DeliveryWriter:
-    """One a Connection Point; not for use by two threads at once."""
+    """Each Connection Point has one. Not safe for use by two threads at once."""
 
     def __init__(self, table: SubscriptionTable) -> None:
         self._table = table
         self._out = np.empty(OUTPUT_BYTES, np.uint8)
-        # More matches of one notification than this are more than the output holds.
+        # A notification with more matches than this does not fit the output, so the links are never longer.
         self._links = np.empty(OUTPUT_BYTES // deliver_kernel.ITEM_BYTES, np.int64)
         self._make_scratch(64)
 
     def frames(self, batch: Batch, offsets: Integers, ids: Integers, outboxes: int) -> Iterator[tuple[int, bytes, int]]:
-        """(outbox, frame, notifications in it), in the order of the batch for each outbox; outboxes are numbered
-        below `outboxes`."""
+        """Yields (outbox, frame, notifications in it), for each outbox in the order of the batch. Every outbox number
+        is below `outboxes`."""
         if outboxes > len(self._outboxes):
             self._make_scratch(2 * outboxes)
         data, publisher = as_array(batch.data), as_array(msgspec.msgpack.encode(batch.publisher))
@@ -51,12 +51,12 @@ class DeliveryWriter:
             for outbox, start, stop, count in self._frames[:written].tolist():
                 yield outbox, self._out[start:stop].tobytes(), count
             if end == begin:
-                yield from self._wide(batch.part(begin, begin + 1), ids[offsets[begin] : offsets[begin + 1]])
+                yield from self._frames_in_parts(batch.part(begin, begin + 1), ids[offsets[begin] : offsets[begin + 1]])
                 end += 1
             begin = end
 
-    def _wide(self, batch: Batch, ids: Integers) -> Iterator[tuple[int, bytes, int]]:
-        """One notification with more matches than fit the output: some subscriptions at a time."""
+    def _frames_in_parts(self, batch: Batch, ids: Integers) -> Iterator[tuple[int, bytes, int]]:
+        """Writes one notification that has more matches than fit the output, some subscriptions at a time."""
         kernel = deliver_kernel
         frame_bytes = kernel.FRAME_HEADER + kernel.BODY_BYTES + len(msgspec.msgpack.encode(batch.publisher))
         each = int(batch.stops[0] - batch.starts[0]) + kernel.ITEM_BYTES + frame_bytes + kernel.ID_BYTES
@@ -72,7 +72,8 @@ class DeliveryWriter:
 
 
 def _read_only(numbers: Integers) -> Integers:
-    """As they are when another process has sent them: numba compiles a kernel once for each kind of array."""
+    """Returns a read-only view, as arrays from another process are. Numba compiles a kernel for each kind of array, so
+    one kind avoids a second compilation."""
     if not numbers.flags.writeable:
         return numbers
     numbers = numbers.view()

@@ -1,13 +1,13 @@
-"""Exit Point: the partial answers of all Matchers for a notification meet here, and it leaves once, in order.
+"""Exit Point: joins the partial answers of all Matchers for a notification, and delivers it once, in order.
 
-Per Access Point there is one stream of batches. A batch is complete when its body and the Partial of every Matcher of
-its epoch are in; it is released in the order of the stream. The answers are joined by union, so a subscription that
-two Matchers hold at once (as happens while a layer scales) is still served once. A batch is acknowledged to the
-Access Point when every Connection Point that got some of it has put it into its outboxes.
+Each Access Point sends one stream of batches. A batch is complete when its body and the Partial of every Matcher of its
+epoch have arrived; batches are released in the order of the stream. The answers are joined by union, so a subscription
+that two Matchers hold at once (as happens while a layer scales) is still served once. A batch is acknowledged to the
+Access Point when every Connection Point that received some of it has put it into its outboxes.
 
-What may go wrong here: a slice dies, and what it would have sent never comes (a new stream replaces the old one, whole:
-the Access Points send again what is not acknowledged); a publisher moves here from another Exit Point (its batches are
-held back until the other has nothing of it any more); a Connection Point dies (nobody waits for it).
+What may go wrong here: a slice dies before it sends its part (a new stream replaces the whole old one, and the Access
+Points send unacknowledged batches again); a publisher moves here from another Exit Point (its batches are held back
+until the other Exit Point has drained); a Connection Point dies (its acknowledgements are no longer awaited).
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.errors import ForeignFrame
 from tidegate.layers.batch import Batch
 from tidegate.layers.control import Drain, Fence, Prepare, Release, Step, Switch
-from tidegate.layers.frames import Ack, Body, Deliver, DeliverAck, Outputs, Partial
+from tidegate.layers.frames import Ack, Body, Deliver, DeliverAck, Outputs, Partial, Refused
 from tidegate.layers.selector import Configuration
 from tidegate.layers.slice import Slice
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_name
@@ -38,10 +39,11 @@ class ExitPointStatistics:
 
 @dataclass(slots=True)
 class _Entry:
-    """A batch on its way to completeness."""
+    """A batch that waits for its body or for Partials."""
 
     configuration: Configuration
     batch: Batch | None = None
+    entrance: str = ""
     partials: dict[str, Matches] = field(default_factory=dict)
 
     @property
@@ -51,12 +53,14 @@ class _Entry:
 
 @dataclass(slots=True)
 class _Stream:
-    """What one Access Point sends. `next_release` is the lowest sequence that is not released; `waits_for` has who has
-    not acknowledged what is."""
+    """The batches of one Access Point. `next_release` is the lowest sequence that is not released. For each released
+    batch, `waits_for` has the Connection Points that have not acknowledged it, and `refused` what queues did not
+    store."""
 
     next_release: int = 1
     entries: dict[int, _Entry] = field(default_factory=dict)
     waits_for: dict[int, set[str]] = field(default_factory=dict)
+    refused: dict[int, list[Refused]] = field(default_factory=dict)
 
     def is_acknowledged(self, sequence: int) -> bool:
         return self.next_release > sequence and all(waiting > sequence for waiting in self.waits_for)
@@ -72,7 +76,8 @@ class ExitPoint(Slice):
         self._number = configuration.stream if configuration is not None else 0
         self._streams: dict[str, _Stream] = {}
         self._prepared = 0
-        # What an epoch took over from another Exit Point waits here until that one has drained.
+        # For each epoch that is being introduced, its base. Batches of publishers that belong to another Exit Point
+        # in the base are held back until that one has drained, so that they cannot overtake older batches.
         self._holds: dict[int, Configuration] = {}
         self._draining: Drain | None = None
         self._released = 0
@@ -84,14 +89,19 @@ class ExitPoint(Slice):
         entry = self._entry(frame)
         if entry is None:
             return []
-        entry.batch = frame.batch
+        _check_lengths(frame.batch, *entry.partials.values())
+        entry.batch, entry.entrance = frame.batch, frame.entrance
         return self._release(frame.access_point)
 
     def on_partial(self, source: str, frame: Partial, now_s: float) -> Outputs:
         entry = self._entry(frame)
         if entry is None:
             return []
-        entry.partials[frame.matcher] = (frame.offsets, frame.ids)
+        if frame.matcher not in entry.configuration.matchers:
+            raise ForeignFrame(f"{frame.matcher} is not a Matcher of epoch {frame.epoch}")
+        matches = (frame.offsets, frame.ids)
+        _check_lengths(entry.batch, matches, *entry.partials.values())
+        entry.partials[frame.matcher] = matches
         return self._release(frame.access_point)
 
     def on_deliver_ack(self, source: str, frame: DeliverAck, now_s: float) -> Outputs:
@@ -99,6 +109,8 @@ class ExitPoint(Slice):
         if frame.stream != self._number or stream is None or frame.sequence not in stream.waits_for:
             return []
         stream.waits_for[frame.sequence].discard(source)
+        if frame.refused:
+            stream.refused.setdefault(frame.sequence, []).extend(frame.refused)
         return self._acknowledge(frame.access_point, stream, frame.sequence)
 
     # Reconfiguration.
@@ -122,10 +134,11 @@ class ExitPoint(Slice):
 
     def on_drain(self, source: str, frame: Drain, now_s: float) -> Outputs:
         self._draining = frame
-        return self._tell_drained()
+        return self._report_drained()
 
     def on_release(self, source: str, frame: Release, now_s: float) -> Outputs:
-        """Also the configurations of older epochs are not needed any more: all that came by them has left."""
+        """Releases the batches that were held back for an older epoch. Forgets the configurations of older epochs too:
+        all their batches have been delivered."""
         self._holds = {epoch: base for epoch, base in self._holds.items() if epoch > frame.keep}
         self._configurations = {epoch: each for epoch, each in self._configurations.items() if epoch >= frame.keep}
         outputs: Outputs = []
@@ -151,14 +164,19 @@ class ExitPoint(Slice):
         stream = self._streams.get(frame.access_point)
         if stream is None:
             stream = self._streams[frame.access_point] = _Stream()
-        assert frame.sequence >= stream.next_release, (frame.sequence, stream.next_release)
+        if frame.sequence < stream.next_release:
+            raise ForeignFrame(f"batch {frame.sequence} of {frame.access_point} is a duplicate")
         entry = stream.entries.get(frame.sequence)
         if entry is None:
-            entry = stream.entries[frame.sequence] = _Entry(self._configurations[frame.epoch])
+            configuration = self._configurations.get(frame.epoch)
+            if configuration is None:
+                raise ForeignFrame(f"{self.name} does not know epoch {frame.epoch}")
+            entry = stream.entries[frame.sequence] = _Entry(configuration)
         return entry
 
     def _begin_stream(self, number: int) -> None:
-        """Of older streams everything goes, never item by item: what is not acknowledged comes again, in order."""
+        """Drops older streams as a whole, never batch by batch: the Access Points send everything that is not
+        acknowledged again, in order."""
         if number > self._number:
             self._number = number
             self._streams.clear()
@@ -175,7 +193,7 @@ class ExitPoint(Slice):
             assert entry.batch is not None
             self._released += 1
             self._notifications += len(entry.batch)
-            outputs += self._deliver(access_point, stream, sequence, entry.batch, union(entry.partials))
+            outputs += self._deliver(access_point, stream, sequence, entry)
         return outputs
 
     def _is_held(self, entry: _Entry) -> bool:
@@ -185,23 +203,29 @@ class ExitPoint(Slice):
         assert entry.batch is not None
         return base is not None and base.exit_point(entry.batch.publisher) != self.name
 
-    def _deliver(self, access_point: str, stream: _Stream, sequence: int, batch: Batch, matches: Matches) -> Outputs:
+    def _deliver(self, access_point: str, stream: _Stream, sequence: int, entry: _Entry) -> Outputs:
+        batch, entrance, epoch = entry.batch, entry.entrance, entry.configuration.epoch
+        assert batch is not None
         outputs: Outputs = []
         waits_for = stream.waits_for[sequence] = set()
-        for name, (offsets, ids) in by_connection_point(*matches):
+        for name, (offsets, ids) in by_connection_point(*union(entry.partials)):
             if name not in self._fenced:
                 waits_for.add(name)
-                outputs.append((name, Deliver(access_point, self._number, sequence, batch, offsets, ids)))
+                outputs.append(
+                    (name, Deliver(access_point, self._number, sequence, batch, entrance, epoch, offsets, ids))
+                )
         return outputs or self._acknowledge(access_point, stream, sequence)
 
     def _acknowledge(self, access_point: str, stream: _Stream, sequence: int) -> Outputs:
         if stream.waits_for[sequence]:
             return []
         del stream.waits_for[sequence]
-        return [(access_point, Ack(self._number, sequence)), *self._tell_drained()]
+        refused = stream.refused.pop(sequence, [])
+        return [(access_point, Ack(self._number, sequence, refused)), *self._report_drained()]
 
     def _forget(self, dead: frozenset[str]) -> Outputs:
-        """Nobody waits for the dead, and nothing of a dead Access Point is delivered any more."""
+        """Stops waiting for acknowledgements from dead Connection Points, and ignores dead Access Points from now
+        on."""
         new = dead - self._fenced
         self._fenced |= dead
         outputs: Outputs = []
@@ -212,7 +236,7 @@ class ExitPoint(Slice):
                     outputs += self._acknowledge(access_point, stream, sequence)
         return outputs
 
-    def _tell_drained(self) -> Outputs:
+    def _report_drained(self) -> Outputs:
         draining = self._draining
         if draining is None or draining.stream != self._number:
             return []
@@ -225,8 +249,15 @@ class ExitPoint(Slice):
         return self._reply(Step.DRAINED, draining.epoch)
 
 
+def _check_lengths(batch: Batch | None, *partials: Matches) -> None:
+    """Raises ForeignFrame unless the body and all Partials of a batch have the same number of notifications."""
+    counts = {len(offsets) - 1 for offsets, _ids in partials} | ({len(batch)} if batch is not None else set())
+    if len(counts) > 1:
+        raise ForeignFrame(f"the parts of a batch have different numbers of notifications: {sorted(counts)}")
+
+
 def union(partials: dict[str, Matches]) -> Matches:
-    """The matches of all Matchers, each subscription once a notification."""
+    """Joins the matches of all Matchers, with each subscription once per notification."""
     if len(partials) == 1:
         return next(iter(partials.values()))
     places = np.concatenate([_places(offsets) for offsets, _ in partials.values()])
@@ -240,7 +271,7 @@ def union(partials: dict[str, Matches]) -> Matches:
 
 
 def by_connection_point(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> Iterator[tuple[str, Matches]]:
-    """The matches of each Connection Point, which the id of a subscription names."""
+    """Splits matches by Connection Point, which is part of every subscription id."""
     if not len(ids):
         return
     lowest = int(np.minimum.reduce(ids)) >> CONNECTION_POINT_SHIFT
@@ -254,12 +285,12 @@ def by_connection_point(offsets: NDArray[np.int64], ids: NDArray[np.int64]) -> I
 
 
 def _places(offsets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each match the notification it belongs to."""
+    """Returns, for each match, the index of its notification."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
 def _offsets(places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The inverse of `_places`, for sorted places of `count` notifications."""
+    """Inverts `_places`, for sorted places of `count` notifications."""
     offsets = np.zeros(count + 1, np.int64)
     np.cumsum(np.bincount(places, minlength=count), out=offsets[1:])
     return offsets

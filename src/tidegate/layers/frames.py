@@ -3,19 +3,19 @@
     Connection Point ─Submit─► Access Point ─Publish─► Matcher ─Partial─► Exit Point ─Deliver─► Connection Point
                                     └────────────Body────────────────────────▲
     and back:   DeliverAck (Connection Point → Exit Point), Ack (→ Access Point), SubmitAck (→ Connection Point)
-    Change / ChangeOk, ChangeRefused: a subscription begins or ends, and every slice that must know does.
-    Load: how much a slice has done, to the coordinator, for whoever asks it (AskLoads, Loads).
-    The frames that reconfigure the layers stand in `control`.
+    Change / ChangeOk, ChangeRefused: a subscription begins or ends, and every slice that must have the change has it.
+    Load: a slice's counters, sent to the coordinator, which sends them on request (AskLoads, Loads).
+    The frames that reconfigure the layers are in `control`. A Connection Point's reports to its sessions are no frames:
+    they are in `session_events`.
 
 `sequence` counts the batches of one Access Point to one Exit Point in one stream, without gaps. It is not the
-publisher's own sequence, which numbers notifications and stands in the batch.
-
-A frame names its handler: a slice gets it as `slice.on_publish(source, frame, now_s)`.
+publisher's own sequence, which numbers notifications and is part of the batch.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias
+import re
+from typing import Any, ClassVar, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,32 +23,57 @@ from numpy.typing import NDArray
 
 from tidegate.errors import TidegateError
 from tidegate.layers.batch import Batch
-from tidegate.layers.control import Buried, Command, GoOn, Marker, ReadShare, Reply, Share, Suspect
 from tidegate.messages import NewMessage
 
-# A slice by name, or a session of a Connection Point by number.
-Address: TypeAlias = str | int
+# The frames that travel between processes, by their number on the wire.
+NUMBERED: Final[dict[int, type[LayerFrame]]] = {}
 
 
-class Submit(msgspec.Struct, gc=False):
-    """A publisher's batch enters the layers."""
+class LayerFrame:
+    """A frame between slices. Its handler follows from its name: a slice receives a SubmitAck as
+    `slice.on_submit_ack(source, frame, now_s)`. Its `number` on the wire never changes, and a new frame gets the next
+    one. A frame without a number never leaves its process."""
 
-    handler: ClassVar[str] = "on_submit"
-    batch: Batch
+    __slots__ = ()
+    handler: ClassVar[str]
+    number: ClassVar[int] = -1
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__()
+        cls.handler = "on" + re.sub("([A-Z])", r"_\1", cls.__name__).lower()
+        if cls.number >= 0:
+            assert NUMBERED.setdefault(cls.number, cls) is cls, f"{cls.__name__} has the number of another frame"
 
 
-class SubmitAck(msgspec.Struct, gc=False):
-    """Every subscriber of the batch has it in its outbox."""
+class Refused(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A range of a publisher's sequences, `first` to `last`, that a full queue did not store."""
 
-    handler: ClassVar[str] = "on_submit_ack"
-    publisher: str
+    queue: str
+    first: int
     last: int
 
 
-class Publish(msgspec.Struct, gc=False):
-    """To every Matcher: which of your subscriptions does this batch satisfy? Tell that Exit Point."""
+class Submit(LayerFrame, msgspec.Struct, gc=False):
+    """A publisher's batch enters the layers."""
 
-    handler: ClassVar[str] = "on_publish"
+    number = 0
+    batch: Batch
+
+
+class SubmitAck(LayerFrame, msgspec.Struct, gc=False):
+    """Confirms that the batch is in the outbox of every subscriber, and in every queue except for the `refused`
+    notifications."""
+
+    number = 1
+    publisher: str
+    last: int
+    refused: list[Refused] = []
+
+
+class Publish(LayerFrame, msgspec.Struct, gc=False):
+    """Asks every Matcher which of its subscriptions a batch satisfies; the answer goes to `exit_point`."""
+
+    number = 2
     access_point: str
     stream: int
     epoch: int
@@ -57,21 +82,23 @@ class Publish(msgspec.Struct, gc=False):
     exit_point: str
 
 
-class Body(msgspec.Struct, gc=False):
-    """To the Exit Point, once: the notifications themselves."""
+class Body(LayerFrame, msgspec.Struct, gc=False):
+    """Sends the Exit Point the notifications themselves, once. `entrance` is the Connection Point where they
+    entered."""
 
-    handler: ClassVar[str] = "on_body"
+    number = 3
     access_point: str
     stream: int
     epoch: int
     sequence: int
     batch: Batch
+    entrance: str
 
 
-class Partial(msgspec.Struct, gc=False):
+class Partial(LayerFrame, msgspec.Struct, gc=False):
     """One Matcher's answer: notification i satisfies the subscriptions `ids[offsets[i]:offsets[i + 1]]`."""
 
-    handler: ClassVar[str] = "on_partial"
+    number = 4
     access_point: str
     stream: int
     epoch: int
@@ -81,129 +108,91 @@ class Partial(msgspec.Struct, gc=False):
     ids: NDArray[np.int64]
 
 
-class Deliver(msgspec.Struct, gc=False):
-    """The joined answer, to each Connection Point with a subscriber in it."""
+class Deliver(LayerFrame, msgspec.Struct, gc=False):
+    """Sends the joined answer to each Connection Point that has a matching subscriber. `entrance` is the Connection
+    Point where the batch entered, `epoch` the configuration under which it was matched."""
 
-    handler: ClassVar[str] = "on_deliver"
+    number = 5
     access_point: str
     stream: int
     sequence: int
     batch: Batch
+    entrance: str
+    epoch: int
     offsets: NDArray[np.int64]
     ids: NDArray[np.int64]
 
 
-class DeliverAck(msgspec.Struct, gc=False):
-    """It is in the outboxes (not: the subscriber has read it)."""
+class DeliverAck(LayerFrame, msgspec.Struct, gc=False):
+    """Confirms that a batch is in the outboxes (not that subscribers have read it). From a queue point, it confirms
+    that the queues have stored the batch except for the `refused` notifications."""
 
-    handler: ClassVar[str] = "on_deliver_ack"
+    number = 6
     access_point: str
     stream: int
     sequence: int
+    refused: list[Refused] = []
 
 
-class Ack(msgspec.Struct, gc=False):
-    """All Connection Points have acknowledged this batch. One batch each, not cumulative: a subscriber that blocks
+class Ack(LayerFrame, msgspec.Struct, gc=False):
+    """Confirms that all Connection Points have acknowledged this batch. It is not cumulative: a subscriber that blocks
     holds back only the publishers it listens to."""
 
-    handler: ClassVar[str] = "on_ack"
+    number = 7
     stream: int
     sequence: int
+    refused: list[Refused] = []
 
 
-class Fill(msgspec.Struct, gc=False):
-    """To the queue feeder: these messages belong into that queue."""
+class Fill(LayerFrame, msgspec.Struct, gc=False):
+    """Asks the queue feeder to put messages into a queue. All earlier notifications of their publisher that match
+    `filter`, from sequence `since` on, were sent to the feeder before."""
 
-    handler: ClassVar[str] = "on_fill"
     queue: str
     messages: list[NewMessage]
     ticket: int
+    since: int
+    filter: str
 
 
-class Filled(msgspec.Struct, gc=False):
-    """They are there, durably."""
+class Filled(LayerFrame, msgspec.Struct, gc=False):
+    """Confirms that notifications are stored, except the `refused` ones."""
 
-    handler: ClassVar[str] = "on_filled"
     ticket: int
+    refused: list[Refused] = []
 
 
-class Change(msgspec.Struct, gc=False):
-    """A subscription begins or gets another filter, as the index packs it, or ends (None). Versions of one go up."""
+class Change(LayerFrame, msgspec.Struct, gc=False):
+    """Creates a subscription or replaces its filter, in the packed form of the index; None ends the subscription.
+    Each change of a subscription has a higher version."""
 
-    handler: ClassVar[str] = "on_change"
+    number = 8
     subscription: int
     version: int
     filter: bytes | None
 
 
-class ChangeOk(msgspec.Struct, gc=False):
-    handler: ClassVar[str] = "on_change_ok"
+class ChangeOk(LayerFrame, msgspec.Struct, gc=False):
+    number = 9
     subscription: int
     version: int
 
 
-class ChangeRefused(msgspec.Struct, gc=False):
-    """A Matcher cannot take a subscription; nothing holds it."""
+class ChangeRefused(LayerFrame, msgspec.Struct, gc=False):
+    """Reports that a Matcher cannot take a subscription. The Connection Point then removes it from other holders."""
 
-    handler: ClassVar[str] = "on_change_refused"
+    number = 10
     subscription: int
     version: int
     error: TidegateError
 
 
-class PublishAcknowledged(msgspec.Struct, gc=False):
-    """To a session: its publisher is acknowledged up to here."""
+class Load(LayerFrame, msgspec.Struct, frozen=True):
+    """Counters of one slice. `delays` is a histogram, with the steps of `load.DELAYS_S`, of how long batches took from
+    their Connection Point to their subscribers' outboxes. `address` is where clients reach a Connection Point's
+    broker."""
 
-    handler: ClassVar[str] = "on_publish_acknowledged"
-    publisher: str
-    sequence: int
-
-
-class SubscriptionReady(msgspec.Struct, gc=False):
-    """To a session: from now on every acknowledged publish reaches this subscription."""
-
-    handler: ClassVar[str] = "on_subscription_ready"
-    client_id: int
-
-
-class SubscriptionRebound(msgspec.Struct, gc=False):
-    """To a session: from now on every acknowledged publish is matched by the subscription's other filter."""
-
-    handler: ClassVar[str] = "on_subscription_rebound"
-    client_id: int
-
-
-class SubscriptionRefused(msgspec.Struct, gc=False):
-    """To a session: the subscription does not exist, for this reason."""
-
-    handler: ClassVar[str] = "on_subscription_refused"
-    client_id: int
-    error: TidegateError
-
-
-class SubscriptionEnded(msgspec.Struct, gc=False):
-    handler: ClassVar[str] = "on_subscription_ended"
-    client_id: int
-
-
-class DeliveriesWait(msgspec.Struct, gc=False):
-    """To a session: something is in its outboxes; take it when you can write."""
-
-    handler: ClassVar[str] = "on_deliveries_wait"
-
-
-class SessionEnded(msgspec.Struct, gc=False):
-    """To a session: the Connection Point has closed it, for this reason."""
-
-    handler: ClassVar[str] = "on_session_ended"
-    error: TidegateError
-
-
-class Load(msgspec.Struct, frozen=True):
-    """Counters of one slice. `delays` has how many batches took how long (`load.DELAYS_S`) from their Connection Point
-    to their subscribers' outboxes; `address` is where clients reach the broker of a Connection Point."""
-
-    handler: ClassVar[str] = "on_load"
+    number = 26
     at_s: float
     cpu_s: float
     notifications: int
@@ -216,49 +205,17 @@ class Load(msgspec.Struct, frozen=True):
     address: str = ""
 
 
-class AskLoads(msgspec.Struct, frozen=True):
-    """To the coordinator: send me the last of everybody. Who is no slice says where."""
+class AskLoads(LayerFrame, msgspec.Struct, frozen=True):
+    """Asks the coordinator for the last report of every slice. A sender that is not a slice gives its endpoint."""
 
-    handler: ClassVar[str] = "on_ask_loads"
+    number = 27
     endpoint: str = ""
 
 
-class Loads(msgspec.Struct, frozen=True):
-    handler: ClassVar[str] = "on_loads"
+class Loads(LayerFrame, msgspec.Struct, frozen=True):
+    number = 28
     loads: dict[str, Load]
 
 
-LayerFrame: TypeAlias = (
-    Submit
-    | SubmitAck
-    | Publish
-    | Body
-    | Partial
-    | Deliver
-    | DeliverAck
-    | Ack
-    | Fill
-    | Filled
-    | Change
-    | ChangeOk
-    | ChangeRefused
-    | PublishAcknowledged
-    | SubscriptionReady
-    | SubscriptionRebound
-    | SubscriptionRefused
-    | SubscriptionEnded
-    | DeliveriesWait
-    | SessionEnded
-    | Command
-    | Reply
-    | Marker
-    | Share
-    | ReadShare
-    | GoOn
-    | Buried
-    | Suspect
-    | Load
-    | AskLoads
-    | Loads
-)
-Outputs: TypeAlias = list[tuple[Address, LayerFrame]]
+# Frames, each with the name of the slice that it goes to.
+Outputs: TypeAlias = list[tuple[str, LayerFrame]]

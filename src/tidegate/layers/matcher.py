@@ -1,11 +1,12 @@
-"""Matcher: which of its share of the subscriptions does each notification satisfy?
+"""Matcher: finds the subscriptions in its share that each notification satisfies.
 
-It answers every batch with one Partial to the Exit Point of the batch's publisher, also when nothing matches: the
-Exit Point waits for all Matchers by name. A change of a subscription takes effect between two batches.
+A Matcher answers every batch with one Partial to the Exit Point of the batch's publisher, even when nothing matches:
+the Exit Point waits for all Matchers by name. A change of a subscription takes effect between two batches.
 
-While the layers are reconfigured, subscriptions move: once the markers of all Access Points are in, it has every change
-that was written to it alone, and sends on what others own in the new configuration, a part at a time, between batches.
-That two Matchers hold a subscription meanwhile does no harm, since the Exit Point joins their answers as sets.
+While the layers are reconfigured, subscriptions move. Once the markers of all Access Points have arrived, a Matcher has
+every change that was written to it alone. It then sends the subscriptions that others own in the new configuration, a
+part at a time, between batches. Meanwhile two Matchers may hold the same subscription; that does no harm, since the
+Exit Point joins their answers as sets.
 """
 
 from __future__ import annotations
@@ -19,16 +20,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.errors import Overloaded
-from tidegate.layers.control import Buried, Entry, GoOn, Marker, Prepare, ReadShare, Share, Step, Strict, Transaction
+from tidegate.index import SubscriptionIndex
+from tidegate.index.packing import pack
+from tidegate.layers.control import (
+    Buried,
+    Entry,
+    Marker,
+    NextPart,
+    Prepare,
+    ReadShare,
+    Share,
+    Step,
+    Strict,
+    Transaction,
+)
 from tidegate.layers.frames import Change, ChangeOk, ChangeRefused, Outputs, Partial, Publish
-from tidegate.layers.index import SubscriptionIndex
-from tidegate.layers.index.packing import pack
 from tidegate.layers.selector import Configuration, owners
 from tidegate.layers.slice import Slice
 from tidegate.layers.subscription_table import CONNECTION_POINT_SHIFT, connection_point_number, is_connection_point
 
-LOOK_EVERY: Final = 4096  # notifications, after whether the index should be planned anew
-# Subscriptions that are shared or dropped in one step: some milliseconds.
+MAINTAIN_EVERY: Final = 4096  # notifications between two checks whether the index needs a new plan
+# Subscriptions that are sent or dropped in one step, which takes some milliseconds.
 MOVED_AT_ONCE: Final = 256
 
 
@@ -47,7 +59,7 @@ class MatcherStatistics:
 
 @dataclass
 class _Move:
-    """What this Matcher knows of a transaction: whose markers and shares are in, and what it still has to send."""
+    """A Matcher's part in a transaction: whose markers and shares have arrived, and what it still has to send."""
 
     transaction: Transaction
     markers: set[str] = field(default_factory=set)
@@ -57,8 +69,8 @@ class _Move:
 
 
 class Matcher(Slice):
-    """Guarantees: once ChangeOk for a subscription is sent, every later batch is matched against it. A change with a
-    version that is not higher than the one it knows changes nothing and is acknowledged all the same."""
+    """Guarantees: once ChangeOk for a subscription is sent, every later batch is matched against it. A change whose
+    version is at or below the known one is a duplicate: it has no effect, and is acknowledged all the same."""
 
     def __init__(self, name: str, configuration: Configuration | None, registry: str = "") -> None:
         super().__init__(name)
@@ -66,11 +78,13 @@ class Matcher(Slice):
         self._registry = registry
         self._index = SubscriptionIndex()
         self._versions: dict[int, int] = {}
-        # As they came, for other Matchers; kept in a cluster, where subscriptions move often and had better move fast.
+        # The packed filters as they arrived, to send to other Matchers without packing them again. Kept only in a
+        # cluster, where subscriptions move often and must move fast.
         self._filters: dict[int, bytes] = {}
-        # The versions of what was removed during a transaction: a share may bring it again, and must not.
+        # Versions of subscriptions that were removed during a transaction, so that a late share cannot bring them back.
         self._tombstones: dict[int, int] = {}
-        # Dead Connection Points, by number: what a share or a slow Access Point still brings of theirs is not wanted.
+        # Numbers of dead Connection Points. A share or a slow Access Point may still bring their subscriptions, which
+        # are ignored.
         self._buried: set[int] = set()
         self._move: _Move | None = None
         self._strict: Strict | None = None
@@ -79,7 +93,7 @@ class Matcher(Slice):
         self._notifications = 0
         self._matches = 0
         self._moved_in = 0
-        self._next_look = LOOK_EVERY
+        self._next_maintenance = MAINTAIN_EVERY
 
     # Notifications.
 
@@ -88,8 +102,8 @@ class Matcher(Slice):
         offsets, ids = self._index.match_batch(batch)
         self._notifications += len(batch)
         self._matches += len(ids)
-        if self._notifications >= self._next_look and not self._index.maintain():
-            self._next_look = self._notifications + LOOK_EVERY
+        if self._notifications >= self._next_maintenance and not self._index.maintain():
+            self._next_maintenance = self._notifications + MAINTAIN_EVERY
         partial = Partial(frame.access_point, frame.stream, frame.epoch, frame.sequence, self.name, offsets, ids)
         return [(frame.exit_point, partial)]
 
@@ -103,8 +117,8 @@ class Matcher(Slice):
         return [(source, ChangeOk(frame.subscription, frame.version))]
 
     def _put(self, subscription: int, version: int, packed: bytes | None) -> None:
-        """Stores what it owns in some live configuration. What it does not own any more, and has not dropped yet, it
-        drops now: its owner has a newer version."""
+        """Stores a subscription that this Matcher owns in some live configuration. It drops one that it no longer owns:
+        the new owner has a newer version."""
         known = self._versions.get(subscription) or self._tombstones.get(subscription, 0)
         if version <= known or subscription >> CONNECTION_POINT_SHIFT in self._buried:
             return
@@ -123,7 +137,7 @@ class Matcher(Slice):
             self._tombstones[subscription] = version
 
     def _put_many(self, entries: list[Entry]) -> None:
-        """The same for a share: what it owns goes into the index at once."""
+        """Stores the entries of a share as `_put` does, with one insertion into the index for all of them."""
         versions, tombstones = self._versions, self._tombstones
         newer = [
             entry
@@ -182,8 +196,8 @@ class Matcher(Slice):
             self._move.shares.add(source)
         return self._progress()
 
-    def on_go_on(self, source: str, frame: GoOn, now_s: float) -> Outputs:
-        """The next part: of what is sent, or of what is dropped."""
+    def on_next_part(self, source: str, frame: NextPart, now_s: float) -> Outputs:
+        """Sends or drops the next part of the subscriptions that move."""
         if self._move is not None and self._move.transaction.epoch == frame.epoch and self._move.to_send:
             return self._send_some(self._move)
         if self._strict is not None and self._strict.epoch == frame.epoch:
@@ -192,7 +206,7 @@ class Matcher(Slice):
 
     def on_strict(self, source: str, frame: Strict, now_s: float) -> Outputs:
         if self._move is not None and self._move.transaction.epoch > frame.epoch:
-            return []  # a later transaction has superseded it, and its marker came first
+            return []  # a later transaction has superseded this one, and its marker arrived first
         if self._ended < frame.epoch:
             self._ended = frame.epoch
             self._live = (frame.keep,)
@@ -221,11 +235,12 @@ class Matcher(Slice):
         )
 
     def subscriptions(self) -> Iterable[int]:
-        """The ids of what it holds."""
+        """Returns the ids of the subscriptions that this Matcher holds."""
         return self._versions.keys()
 
     def _adopt(self, transaction: Transaction) -> None:
-        """From the coordinator, from an Access Point's marker or with a share, whichever comes first."""
+        """Begins a transaction. The first news of it may come from the coordinator, from an Access Point's marker or
+        with a share."""
         if transaction.epoch <= self._ended:
             return
         if self._move is not None and transaction.epoch <= self._move.transaction.epoch:
@@ -237,7 +252,8 @@ class Matcher(Slice):
         self._bury({connection_point_number(name) for name in transaction.dead if is_connection_point(name)})
 
     def _progress(self) -> Outputs:
-        """Shares once every Access Point has sent its marker; ready once everybody's share is in."""
+        """Begins to send shares once every Access Point has sent its marker. Reports READY once the shares of all
+        others have arrived."""
         move = self._move
         if move is None:
             return []
@@ -252,7 +268,9 @@ class Matcher(Slice):
         return outputs
 
     def _begin_to_share(self, move: _Move) -> Outputs:
-        """To each Matcher of the new configuration what I own in the base and it owns there, which may be nothing."""
+        """Sends each Matcher of the new configuration the subscriptions that it takes over from this one. A share may
+        be empty: the receiver waits for one from every Matcher of the base. Shares of dead Matchers come from the
+        registry."""
         new, base = move.transaction.new, move.transaction.base
         outputs: Outputs = []
         if self.name in base.matchers:
@@ -268,7 +286,8 @@ class Matcher(Slice):
         return outputs
 
     def _send_some(self, move: _Move) -> Outputs:
-        """Those that have gone since are passed over: who else must know has been told."""
+        """Sends the next part of the shares. It skips subscriptions that were removed since: their new owner got that
+        change too."""
         if not move.to_send:
             return []
         name, ids = move.to_send.popleft()
@@ -282,7 +301,7 @@ class Matcher(Slice):
             move.to_send.appendleft((name, rest))
         outputs: Outputs = [(name, Share(move.transaction, entries, is_last=not len(rest)))]
         if move.to_send:
-            outputs.append((self.name, GoOn(move.transaction.epoch)))
+            outputs.append((self.name, NextPart(move.transaction.epoch)))
         return outputs
 
     def _drop_some(self, strict: Strict) -> Outputs:
@@ -292,7 +311,7 @@ class Matcher(Slice):
             self._filters.pop(subscription, None)
         self._index.remove_many(np.array(gone, np.int64))
         if len(self._to_drop):
-            return [(self.name, GoOn(strict.epoch))]
+            return [(self.name, NextPart(strict.epoch))]
         self._strict = None
         return self._reply(Step.DROPPED, strict.epoch)
 
@@ -300,7 +319,7 @@ class Matcher(Slice):
         return not move.transaction.dead.isdisjoint(move.transaction.base.matchers)
 
     def _is_ready(self, move: _Move) -> bool:
-        """Also one that gets nothing reports; whoever still sends is not needed for being ready."""
+        """Reports whether all shares for this Matcher have arrived. It need not have finished sending its own."""
         transaction = move.transaction
         if self.name not in transaction.new.matchers or not move.has_begun:
             return False

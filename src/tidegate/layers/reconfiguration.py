@@ -1,20 +1,20 @@
 """Reconfiguration: how the layers get from one configuration to the next, as pure functions of a stored state.
 
-| phase | who is told what | it goes on when |
+| phase | commands | ends when |
 |---|---|---|
 | FENCE | registry, Exit Points, Connection Points: ignore the dead | all do; now others may stop waiting for them |
 | PREPARE | all slices of live epochs: the transaction | new Matchers have their subscriptions, all others know it |
-| SWITCH | Access, Exit and Connection Points: the new epoch | all have switched. This is the decision |
-| DRAIN | Exit Points: up to where the old epoch went | all of it is acknowledged by the Connection Points |
-| DROP | Matchers: drop what moved. Exit Points: let go what was held | done, and no Connection Point is on its way |
-| END | Access Points: write to the new owners only | no other write is under way; then the others retire |
+| SWITCH | Access, Exit and Connection Points: the new epoch | all have switched. Entering it is the decision |
+| DRAIN | Exit Points: the last sequences of the old epoch | the Connection Points have acknowledged all of it |
+| DROP | Matchers: drop what moved. Exit Points: release held batches | done, and all Connection Points have moved |
+| END | Access Points: write to the new owners only | no other write is pending; then unneeded slices retire |
 
-Only a recovery begins with FENCE, and it does not DRAIN: what is not acknowledged is sent again in a new stream. An
-abort goes from PREPARE to DROP and keeps the base: copies must be dropped and double writes must stop, in that order. A
-death at any moment begins a recovery that supersedes what is under way, since its answers may never come.
+Only a recovery begins with FENCE. It skips DRAIN, because unacknowledged batches are sent again in a new stream. An
+abort goes from PREPARE to DROP and keeps the base: first the copies must be dropped, then double writes must stop. A
+death at any moment begins a recovery, which supersedes the current transaction: its replies may never come.
 
-The state is stored before commands are sent, by comparison with what was stored before; whoever loses the race is no
-coordinator any more. A new one sends the commands of the present phase again.
+The state is stored before commands are sent, by compare-and-set with the state stored before. A coordinator that loses
+the race is deposed. A new coordinator sends the commands of the present phase again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tidegate.layers.control import (
 )
 from tidegate.layers.selector import Configuration
 
-# Who has done which step of the present phase, and what Access Points reported with SWITCHED.
+# For each step of the present phase, the slices that reported it, and the sequences that came with SWITCHED.
 Replies: TypeAlias = dict[Step, dict[str, dict[str, int]]]
 Commands: TypeAlias = list[tuple[str, Command]]
 
@@ -55,9 +55,9 @@ class Phase(StrEnum):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a coordinator knows for certain. `current` is the last decided configuration, `live` are all that may still
-    be in use, `epochs` is the highest number ever given to one, aborted ones included. `keep` is what stays when the
-    transaction ends. `connection_points` are those that have joined and are not known to be dead."""
+    """The stored state of a coordinator. `current` is the last decided configuration, `live` are all that may still be
+    in use, and `epochs` is the highest epoch ever used, aborted ones included. `keep` is the configuration that stays
+    when the transaction ends. `connection_points` are those that have joined and are not declared dead."""
 
     term: int
     current: Configuration
@@ -72,26 +72,26 @@ class State(msgspec.Struct, frozen=True):
 
     @classmethod
     def first(cls, configuration: Configuration | None = None) -> State:
-        """Without a configuration there is nobody yet: the first transaction brings all slices."""
+        """Returns the initial state. Without a configuration it has no slices: the first transaction adds them all."""
         live = (configuration,) if configuration is not None else ()
         current = configuration or Configuration(0, (), (), (), stream=0)
         return cls(0, current, live, current.epoch)
 
 
 def begin(state: State, wanted: Configuration, *, is_buffered: bool = False) -> State:
-    """A change to these slices, when nothing else is under way."""
+    """Begins a change to the wanted slices. No other transaction may be active."""
     assert state.transaction is None
     return _start(state, wanted, is_recovery=False, is_buffered=is_buffered)
 
 
 def abort(state: State) -> State:
-    """Back to the base; possible until it is decided."""
+    """Aborts the transaction and returns to the base. Possible only before the decision, see `is_abortable`."""
     assert is_abortable(state)
     return msgspec.structs.replace(state, phase=Phase.DROP, keep=state.current)
 
 
 def is_abortable(state: State) -> bool:
-    """The first configuration cannot be: there is none to go back to."""
+    """Reports whether the transaction can be aborted. The first one cannot: there is no configuration to return to."""
     if state.transaction is None or state.transaction.is_recovery or not state.current.slices:
         return False
     return state.phase is Phase.PREPARE
@@ -106,14 +106,15 @@ def declare_dead(state: State, names: frozenset[str]) -> State:
 
 
 def lost(state: State) -> frozenset[str]:
-    """The dead that are part of a live configuration and that no transaction has replaced yet."""
+    """Returns the dead slices of live configurations that no transaction replaces yet."""
     involved = frozenset[str]().union(*(configuration.slices for configuration in state.live))
     known = state.transaction.dead if state.transaction is not None else frozenset()
     return (state.dead & involved) - known
 
 
 def recover(state: State, wanted: Configuration) -> State:
-    """To these slices, none of them dead, from the last decided configuration; what is under way is superseded."""
+    """Begins a recovery from the last decided configuration to the wanted slices, none of them dead. It supersedes the
+    current transaction."""
     return _start(state, wanted, is_recovery=True, is_buffered=False)
 
 
@@ -135,7 +136,7 @@ def _start(state: State, wanted: Configuration, *, is_recovery: bool, is_buffere
 
 
 class _Parties:
-    """Who takes part in the present transaction and is not known to be dead."""
+    """The slices and Connection Points that take part in the transaction and are not declared dead."""
 
     def __init__(self, state: State) -> None:
         assert state.transaction is not None
@@ -147,7 +148,7 @@ class _Parties:
 
 
 def commands(state: State, registry: str) -> Commands:
-    """What is to be sent in the present phase; again, it does no harm."""
+    """Returns the commands of the present phase. They are idempotent, so a new coordinator may send them again."""
     transaction, term = state.transaction, state.term
     if transaction is None or state.keep is None:
         return []
@@ -178,8 +179,8 @@ def commands(state: State, registry: str) -> Commands:
 
 
 def advance(state: State, replies: Replies, registry: str) -> State | None:
-    """The state of the next phase; None while somebody has not answered. When somebody has died on whom it depends,
-    only a recovery goes on: what the dead have not drained must not be overtaken."""
+    """Returns the state of the next phase, or None while a reply is pending. After the death of a participant only a
+    recovery may continue: new batches must not overtake those that the dead slice has not drained."""
     if state.transaction is None or lost(state):
         return None
     awaited = _awaited(state, registry)
@@ -189,7 +190,7 @@ def advance(state: State, replies: Replies, registry: str) -> State | None:
 
 
 def _awaited(state: State, registry: str) -> list[tuple[Step, set[str]]]:
-    """Whose answers the present phase waits for."""
+    """Returns the steps that the present phase waits for, and the slices that must report each."""
     assert state.transaction is not None
     assert state.keep is not None
     transaction, who = state.transaction, _Parties(state)
@@ -235,7 +236,7 @@ def _following(state: State, replies: Replies) -> State:
 
 
 def retired(before: State, after: State) -> Commands:
-    """Who is not needed any more when a transaction has ended."""
+    """Returns a Retire for each slice that is not needed after the end of a transaction."""
     if before.transaction is None or after.transaction is not None:
         return []
     took_part = frozenset[str]().union(*(configuration.slices for configuration in before.transaction.live))

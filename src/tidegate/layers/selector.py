@@ -1,6 +1,6 @@
 """Selectors: which Matcher holds a subscription, which Exit Point joins a publisher's notifications.
 
-Rendezvous hashing: every slice draws a number for the key and the highest wins. So any slice may leave or join, and
+They use rendezvous hashing: every slice draws a number for the key, and the highest wins. When a slice leaves or joins,
 only the keys that it wins move (1/(n+1) of them when the n+1st joins). All slices compute the same answer from the
 configuration alone. A configuration is immutable; its epoch is never used again.
 """
@@ -15,13 +15,15 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from tidegate.layers.layer import Layer
+
 _MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """Who serves what in an epoch. `stream` is the epoch of the last recovery: it numbers the streams of the Access
-    Points, so that what was sent before a crash cannot be mistaken for what is sent again."""
+    """The slices that serve in an epoch. `stream` is the epoch of the last recovery. It numbers the streams of the
+    Access Points, so that a batch from before a crash cannot be mistaken for one that is sent again."""
 
     epoch: int
     access_points: tuple[str, ...]
@@ -33,19 +35,24 @@ class Configuration:
     def slices(self) -> frozenset[str]:
         return frozenset(self.access_points + self.matchers + self.exit_points)
 
+    def of(self, layer: Layer) -> tuple[str, ...]:
+        """Returns the slices of a layer."""
+        names: tuple[str, ...] = getattr(self, layer.field)
+        return names
+
     def owner(self, subscription: int) -> str:
-        """The Matcher that holds a subscription."""
+        """Returns the Matcher that holds a subscription."""
         return choose(subscription, self.matchers)
 
     def exit_point(self, publisher: str) -> str:
-        """The Exit Point that keeps a publisher's order."""
+        """Returns the Exit Point that keeps a publisher's order."""
         if len(self.exit_points) == 1:
             return self.exit_points[0]
         return choose_by_name(publisher, self.exit_points)
 
 
 def choose(key: int, names: Sequence[str]) -> str:
-    """The winner for a key; ties, which do not happen in practice, go to the greater name."""
+    """Returns the winner for a key. Ties, which do not happen in practice, go to the greater name."""
     if len(names) == 1:
         return names[0]
     return max(names, key=lambda name: (_mix(key ^ _digest(name)), name))
@@ -56,13 +63,13 @@ def choose_by_name(name: str, names: Sequence[str]) -> str:
 
 
 def owners(subscriptions: NDArray[np.int64], configuration: Configuration) -> NDArray[np.int64]:
-    """For many subscriptions at once the place of their owner among the Matchers."""
+    """Returns the index of the owner among the Matchers, for many subscriptions at once."""
     keys = subscriptions.view(np.uint64)
     best = np.zeros(len(keys), np.int64)
     if len(configuration.matchers) == 1:
         return best
     highest = np.zeros(len(keys), np.uint64)
-    # In the order of their names, so that the last of equals wins, as in `choose`.
+    # By name, so that a tie goes to the greater name, as in `choose`.
     for place in sorted(range(len(configuration.matchers)), key=lambda place: configuration.matchers[place]):
         drawn = _mix_many(keys ^ np.uint64(_digest(configuration.matchers[place])))
         wins = drawn >= highest
@@ -77,7 +84,7 @@ def _digest(name: str) -> int:
 
 
 def _mix(value: int) -> int:
-    """splitmix64's finaliser: neighbouring ids draw unrelated numbers."""
+    """Applies splitmix64's finaliser, so that neighbouring ids draw unrelated numbers."""
     value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
     value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK
     return value ^ (value >> 31)

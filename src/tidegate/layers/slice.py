@@ -1,13 +1,15 @@
 """A slice: one part of a layer, in an OS process of its own or beside the others in one.
 
-What all slices have in common: they obey the newest coordinator only, and they are deaf to the dead. A slice that was
-declared dead may be asleep rather than dead; when it wakes up, nobody listens to what it still has to say.
+All slices obey the newest coordinator only, and they ignore frames from slices that were declared dead. Such a slice
+may only have been suspended: when it resumes, its frames have no effect.
 """
 
 from __future__ import annotations
 
+from tidegate.errors import ForeignFrame
 from tidegate.layers.control import Command, Fence, Reply, Step
 from tidegate.layers.frames import LayerFrame, Outputs
+from tidegate.layers.session_events import OutputsAndEvents
 
 
 class Slice:
@@ -17,15 +19,19 @@ class Slice:
         self._term = 0
         self._coordinator = ""
 
-    def handle(self, source: str, frame: LayerFrame, now_s: float) -> Outputs:
-        """The one way in: every frame names its handler."""
+    def handle(self, source: str, frame: LayerFrame, now_s: float) -> OutputsAndEvents:
+        """Handles one frame by calling the handler that it names. Raises ForeignFrame if the sender is at fault. In
+        that case the slice has sent nothing in response, and its own promises still hold."""
         if source in self._fenced:
             return []
         if isinstance(frame, Command):
             if frame.term < self._term:
                 return []
             self._term, self._coordinator = frame.term, source
-        outputs: Outputs = getattr(self, frame.handler)(source, frame, now_s)
+        handler = getattr(self, frame.handler, None)
+        if handler is None:
+            raise ForeignFrame(f"{self.name} does not handle {type(frame).__name__} frames")
+        outputs: OutputsAndEvents = handler(source, frame, now_s)
         return outputs
 
     def on_fence(self, source: str, frame: Fence, now_s: float) -> Outputs:
@@ -33,7 +39,8 @@ class Slice:
         return self._reply(Step.FENCED, frame.epoch)
 
     def _reply(self, step: Step, epoch: int, last: dict[str, int] | None = None) -> Outputs:
-        """To the newest coordinator; one that is not known yet asks again."""
+        """Replies to the newest coordinator. If none is known yet, it drops the reply: a coordinator repeats its
+        commands."""
         if not self._coordinator:
             return []
         return [(self._coordinator, Reply(step, epoch, last or {}))]

@@ -1,8 +1,8 @@
 """The subscriptions of one Connection Point as arrays, so that a kernel can find the outbox of each match.
 
-A subscription's id says where it lives: 15 bits Connection Point, 16 bits generation, 32 bits place in this table.
-A place is used again after its subscription has ended, with the next generation, so a notification that was still
-under way to the old one finds another id there and is passed over.
+A subscription's id gives its location: 15 bits Connection Point, 16 bits generation, 32 bits place in this table. When
+a subscription has ended, its place is reused with the next generation. A notification that was still in flight to the
+old subscription finds another id there, and is not delivered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def connection_point_name(number: int) -> str:
 
 
 def is_connection_point(name: str) -> bool:
-    return name.startswith(_CONNECTION_POINT)
+    digits = name.removeprefix(_CONNECTION_POINT)
+    return digits != name and digits.isascii() and digits.isdecimal() and int(digits) < CONNECTION_POINTS_MAX
 
 
 def connection_point_number(name: str) -> int:
@@ -39,8 +40,8 @@ def connection_point_number(name: str) -> int:
 
 
 class SubscriptionTable:
-    """`rows[place]` is the id of the live subscription there, or -1, its outbox and the number that its client gave it:
-    one row, so that a match reads one line of the cache. Grows by doubling; never shrinks."""
+    """`rows[place]` holds the id of the live subscription there (or -1), its outbox, and the number that its client
+    gave it. They share a row so that a match reads one cache line. The table grows by doubling and never shrinks."""
 
     def __init__(self, connection_point: int) -> None:
         assert 0 < connection_point < CONNECTION_POINTS_MAX, connection_point
@@ -50,7 +51,7 @@ class SubscriptionTable:
         self._free = list(range(63, -1, -1))
 
     def add(self, outbox: int, client_id: int) -> int:
-        """Takes a free place; returns the id of the subscription, which is live at once."""
+        """Takes a free place and returns the id of the subscription, which is live at once."""
         if not self._free:
             self._grow()
         place = self._free.pop()
@@ -60,7 +61,7 @@ class SubscriptionTable:
         return subscription
 
     def hide(self, subscription: int) -> None:
-        """From now on nothing is delivered to it; its place stays taken until the Matchers have forgotten it."""
+        """Stops deliveries to a subscription. Its place stays taken until the Matchers have removed it."""
         place = subscription & _PLACE_MASK
         assert self.rows[place, ID] == subscription
         self.rows[place, ID] = _FREE

@@ -1,8 +1,8 @@
 """The uplink of a Connection Point: which Access Point it sends through, and what is not acknowledged yet.
 
-When that Access Point dies, everything without an acknowledgement goes through another one, in order. When it is only
-to be removed, what comes is held back until nothing sent through it is open, so that one publisher's notifications
-never travel by two ways at once.
+When that Access Point dies, all unacknowledged frames go through another one, in order. When it is only to be removed,
+new frames are held back until everything sent through it is acknowledged. One publisher's notifications therefore never
+take two routes at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from tidegate.layers.slice import Slice
 
 
 class Uplink:
-    """Without an Access Point it holds everything until a configuration names one."""
+    """Sends frames to an Access Point, and keeps them until they are acknowledged. Without an Access Point it holds all
+    frames until a configuration names one."""
 
     def __init__(self, owner: str, access_point: str) -> None:
         self._owner = owner
@@ -26,17 +27,17 @@ class Uplink:
         self._held: list[Submit | Change] = []
 
     def __len__(self) -> int:
-        """How much is not acknowledged."""
+        """Returns the number of unacknowledged frames, held ones included."""
         return len(self._submits) + len(self._changes)
 
     @property
     def is_home(self) -> bool:
-        """Whether it sends through the Access Point that the configuration gives it."""
+        """Whether frames go through the Access Point that the configuration assigns, rather than being held back."""
         return self._next is None and bool(self._access_point)
 
     @property
     def pending_changes(self) -> frozenset[tuple[int, int]]:
-        """That are not in force yet."""
+        """The changes, as (subscription, version), that are not in force yet."""
         return frozenset(self._changes)
 
     def submit(self, frame: Submit) -> Outputs:
@@ -47,38 +48,38 @@ class Uplink:
         self._changes[frame.subscription, frame.version] = frame
         return self._send(frame)
 
-    def is_acknowledged(self, publisher: str, last: int) -> bool:
-        """Takes note of it; False when it was not open."""
+    def acknowledge_submit(self, publisher: str, last: int) -> bool:
+        """Records the acknowledgement of a batch. Returns False if it was not pending, as for a duplicate."""
         return self._submits.pop((publisher, last), None) is not None
 
-    def is_changed(self, subscription: int, version: int) -> bool:
-        """The same for a change."""
+    def acknowledge_change(self, subscription: int, version: int) -> bool:
+        """Records the acknowledgement of a change. Returns False if it was not pending, as for a duplicate."""
         return self._changes.pop((subscription, version), None) is not None
 
     def switch(self, transaction: Transaction) -> Outputs:
-        """What goes out because the configuration is another."""
+        """Adopts the configuration of a transaction, and returns the frames to send because of it."""
         if transaction.epoch <= self._epoch:
             return []
         self._epoch = transaction.epoch
         access_points = transaction.new.access_points
         if self._access_point in transaction.dead:
-            return self._go(
+            return self._move_to(
                 choose_by_name(self._owner, access_points), [*self._changes.values(), *self._submits.values()]
             )
         if self._access_point in access_points:
-            return self._go(self._access_point, self._held)
+            return self._move_to(self._access_point, self._held)
         if not self._access_point:
-            return self._go(choose_by_name(self._owner, access_points), self._held)
+            return self._move_to(choose_by_name(self._owner, access_points), self._held)
         self._next = choose_by_name(self._owner, access_points)
         return self.settle()
 
     def settle(self) -> Outputs:
-        """Moves when everything that was sent through the Access Point that is left is acknowledged."""
+        """Moves to the next Access Point once everything sent through the old one is acknowledged."""
         if self._next is None or len(self) > len(self._held):
             return []
-        return self._go(self._next, self._held)
+        return self._move_to(self._next, self._held)
 
-    def _go(self, access_point: str, frames: list[Submit | Change]) -> Outputs:
+    def _move_to(self, access_point: str, frames: list[Submit | Change]) -> Outputs:
         self._access_point, self._next, self._held = access_point, None, []
         return [(access_point, frame) for frame in frames]
 
@@ -90,7 +91,7 @@ class Uplink:
 
 
 class Edge(Slice):
-    """A slice at the edge of the layers: what comes from clients or leaves to them passes it."""
+    """A slice at the edge of the layers, where notifications enter from clients or leave to them."""
 
     def __init__(self, name: str, access_point: str) -> None:
         super().__init__(name)
@@ -104,20 +105,21 @@ class Edge(Slice):
         self._stream = max(self._stream, transaction.new.stream)
         outputs = self._uplink.switch(transaction)
         self._moving = transaction.epoch
-        return outputs + self._tell_home()
+        return outputs + self._report_rehomed()
 
     def _settle(self) -> Outputs:
-        """To be called after every acknowledgement."""
-        return self._uplink.settle() + self._tell_home() if self._moving is not None else []
+        """Continues a move to another Access Point. Call it after every acknowledgement."""
+        return self._uplink.settle() + self._report_rehomed() if self._moving is not None else []
 
-    def _tell_home(self) -> Outputs:
+    def _report_rehomed(self) -> Outputs:
         if self._moving is None or not self._uplink.is_home:
             return []
         epoch, self._moving = self._moving, None
         return self._reply(Step.REHOMED, epoch)
 
     def _is_replaced(self, stream: int) -> bool:
-        """Whether a delivery is of a stream that a newer one has replaced: what it brings comes again."""
+        """Reports whether a newer stream has replaced that of a delivery; the newer stream brings the batch again.
+        Records the newest stream seen."""
         if stream < self._stream:
             return True
         self._stream = stream

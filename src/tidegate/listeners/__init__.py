@@ -1,1 +1,2 @@
-"""Listeners: one file a protocol. Bytes in, calls on the Connection Point out; and its deliveries back as bytes."""
+"""Listeners: one module for each protocol. A listener turns a client's bytes into calls on a session, and the session's
+events and deliveries back into bytes."""

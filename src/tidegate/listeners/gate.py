@@ -1,8 +1,12 @@
-"""The gate: who may use a listener. A token where one is set, and no pages of foreign origin, loopback or not.
+"""The gate decides who may use a listener: it checks the token if one is set, and refuses web pages of other origins.
 
-Without the second, any web page that a person visits could publish to the broker on that person's machine. Such a page
-can also let its own host name resolve to 127.0.0.1, and is then of the broker's origin as the browser sees it: so a
-broker on loopback answers to the names of loopback only, and to the hosts of the configured origins.
+Without the second check, any web page that a person visits could use the broker on that person's machine, even if it
+listens on loopback only. Browsers name the page in `Origin` for scripts, forms and WebSockets, but not for an image
+tag or a link. For those, `Sec-Fetch-Site` shows that another site sends the request. The gate refuses both. It admits
+the configured origins, whose pages must send `Origin`.
+
+DNS rebinding: a page can let its own host name resolve to 127.0.0.1, and the browser then takes the broker for the
+page's own origin. So a broker on loopback accepts only loopback names and the hosts of the configured origins.
 """
 
 from __future__ import annotations
@@ -19,28 +23,32 @@ from starlette.websockets import WebSocket
 
 from tidegate.config import is_loopback
 from tidegate.errors import NotAllowed, TidegateError
-from tidegate.listeners.json_response import error_response
+from tidegate.listeners.http.json_response import error_response
 
-# Whoever may see that a port is open may know that it is healthy, and see the page, which holds no data.
+# These need no token: they reveal only that the broker is up, and the page itself holds no data.
 OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz"})
 PAGE_FILES: Final = "/page/"
-# A browser's WebSocket can set no header. It offers two subprotocols, of which the first is chosen: this one, and the
-# token in base64url behind a prefix.
+# The values of Sec-Fetch-Site for requests of the broker's own page, and for an address that a person typed.
+OWN_SITES: Final = frozenset({"same-origin", "none"})
+# A browser's WebSocket cannot set headers, so it sends the token as a subprotocol. It offers two: PROTOCOL, which the
+# broker selects, and TOKEN_PROTOCOL followed by the token in base64url.
 PROTOCOL: Final = "tidegate"
 TOKEN_PROTOCOL: Final = "tidegate-token."  # noqa: S105 - a prefix
 
 
 def check_token(shown: str, expected: str | None) -> None:
-    """Raises NotAllowed unless the right token is shown, or none is needed; takes as long for any wrong one."""
+    """Raises NotAllowed unless `shown` is the expected token or none is expected.
+
+    Compares in constant time, so that the duration does not reveal how much of a wrong token is right."""
     if expected is None or hmac.compare_digest(shown.encode(), expected.encode()):
         return
     if not shown:
-        raise NotAllowed("A501", "a token is needed", "give --token-file, or TIDEGATE_TOKEN in the environment")
-    raise NotAllowed("A502", "the token is wrong", "ask the operator of the broker for the present one")
+        raise NotAllowed("A501", "a token is needed", "pass --token-file, or set TIDEGATE_TOKEN in the environment")
+    raise NotAllowed("A502", "the token is wrong", "ask the broker's operator for the current token")
 
 
 class Gate:
-    """ASGI middleware in front of every route. `is_local`: the broker listens on loopback only."""
+    """ASGI middleware in front of every route. `is_local` means that the broker listens on loopback only."""
 
     def __init__(self, app: ASGIApp, token: str | None, origins: tuple[str, ...], is_local: bool) -> None:
         self._app = app
@@ -62,22 +70,38 @@ class Gate:
         host, origin = headers.get("host", ""), headers.get("origin", "")
         if self._is_local and not self._is_own(host):
             raise ForeignOrigin(
-                "A506", f"this broker is not {host!r}", "use 127.0.0.1 or localhost, or add its origin to origins"
+                "A506",
+                f"this broker does not answer to the host name {host!r}",
+                "use 127.0.0.1 or localhost, or add the origin to the setting origins",
             )
         if origin and origin not in self._origins and (not host or _host_of(origin) != host.lower()):
             raise ForeignOrigin(
                 "A503", f"a page of {origin} may not use this broker", "add its origin to the setting origins"
             )
         if scope["path"] not in OPEN_PATHS and not scope["path"].startswith(PAGE_FILES):
+            self._check_site(headers, origin)
             check_token(_bearer_token(headers.get("authorization", "")) or _offered_token(scope), self._token)
 
+    def _check_site(self, headers: Headers, origin: str) -> None:
+        """Refuses requests that a page of another site makes the browser send.
+
+        Only browsers send `Sec-Fetch-Site`, and no script can change it. A link to the page still works, because the
+        page's paths are open and hold no data."""
+        foreign = [site for site in headers.getlist("sec-fetch-site") if site not in OWN_SITES]
+        if foreign and origin not in self._origins:
+            raise ForeignOrigin(
+                "A503",
+                f"a page of another site may not use this broker (Sec-Fetch-Site: {foreign[0][:20]})",
+                "open the address in the browser directly, or add the page's origin to the setting origins",
+            )
+
     def _is_own(self, host: str) -> bool:
-        """Whether a Host header names this machine; only old clients, never a browser, send none."""
+        """Returns whether a Host header names this machine. Only old clients omit the header; browsers never do."""
         return not host or is_loopback(_name_of(host)) or host.lower() in self._hosts
 
 
 class ForeignOrigin(NotAllowed):
-    """A web page of another origin asks; no token would help."""
+    """The request comes from a web page of another origin: 403, since a token would not help."""
 
     status = 403
 
@@ -95,7 +119,8 @@ def _bearer_token(authorization: str) -> str:
 
 
 def _offered_token(scope: Scope) -> str:
-    """What cannot be read is as wrong as any other token."""
+    """Returns the token among the offered subprotocols, or "". A token that is not base64 is returned as it is, and
+    then refused as wrong."""
     offered: list[str] = scope.get("subprotocols", [])
     for each in offered:
         if each.startswith(TOKEN_PROTOCOL):
@@ -108,7 +133,7 @@ def _offered_token(scope: Scope) -> str:
 
 
 def _choosing_protocol(send: Send) -> Send:
-    """A browser gives up a WebSocket whose offer is not answered."""
+    """Selects the subprotocol in the response. A browser closes a WebSocket if the server selects none it offered."""
 
     async def choose(message: Message) -> None:
         if message["type"] == "websocket.accept":
@@ -119,7 +144,7 @@ def _choosing_protocol(send: Send) -> Send:
 
 
 def _host_of(origin: str) -> str:
-    """`host:port` of an origin; nothing for one that is malformed, or `null`."""
+    """Returns `host:port` of an origin, or "" if the origin is malformed or `null`."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -127,7 +152,7 @@ def _host_of(origin: str) -> str:
 
 
 def _name_of(host: str) -> str:
-    """The host of `host:port`."""
+    """Returns the host of `host:port`, or "" if it is malformed."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

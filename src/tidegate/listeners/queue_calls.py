@@ -1,18 +1,19 @@
-"""Calls about queues: everything that a native client asks of them besides messages. Each action is one method.
+"""Queue calls: everything a native client may request of queues except enqueue, dequeue and settle.
 
-The arguments come from outside: an action that does not exist, and arguments of another shape, are ProtocolErrors.
+Each action is one method. The arguments come from outside: an unknown action raises P331, invalid arguments P303.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tidegate.errors import ProtocolError
+from tidegate.errors import NoSuchQueue, ProtocolError
 from tidegate.messages import Kept, Levels, Page, QueueCall
 from tidegate.queues import LogicalQueues
-from tidegate.queues.definition import DEAD, SUBSCRIPTION, Definition, QueueSettings
+from tidegate.queues.definition import SUBSCRIPTION, Definition, QueueSettings, SubscriptionSettings
 from tidegate.queues.logical_queues import READ_MESSAGES_MAX
 from tidegate.queues.statistics import QueueStatistics
 
@@ -35,21 +36,23 @@ class _DeleteBelow(msgspec.Struct):
     sequence: int
 
 
-class _Subscribe(msgspec.Struct):
+class _Subscribe(SubscriptionSettings, kw_only=True):
     filter: str
     policy: str = "block"
 
 
 class NamedSubscription(msgspec.Struct):
-    """A named durable subscription, as it is listed."""
+    """A named durable subscription as `subscriptions` lists it; times in seconds since 1970."""
 
     name: str
     filter: str
     policy: str
+    last_read_at: float | None
+    expires_at: float | None
 
 
 class QueueCalls:
-    """Answers whatever an action answers, as MessagePack can carry it."""
+    """Runs the action that a call names; every result can be encoded as MessagePack."""
 
     def __init__(self, queues: LogicalQueues) -> None:
         self._queues = queues
@@ -73,7 +76,7 @@ class QueueCalls:
         action = self._actions.get(call.action)
         if action is None:
             raise ProtocolError(
-                "P331", f"{call.action[:40]!r} is no action of queues", f"there are: {', '.join(self._actions)}"
+                "P331", f"{call.action[:40]!r} is not a queue action", f"use one of: {', '.join(self._actions)}"
             )
         return await action(call)
 
@@ -84,7 +87,7 @@ class QueueCalls:
         return self._queues.definition(call.name).settings
 
     async def _list(self, call: QueueCall) -> list[Definition]:
-        """The users' own: neither dead letters nor subscriptions."""
+        """Lists the queues that users defined. Dead-letter queues and those of subscriptions have a dot in the name."""
         return [definition for definition in self._queues.definitions() if "." not in definition.name]
 
     async def _drop(self, call: QueueCall) -> None:
@@ -94,42 +97,47 @@ class QueueCalls:
         return await self._queues.statistics(call.name)
 
     async def _redrive(self, call: QueueCall) -> int:
-        return await self._queues.redrive(call.name, _shaped(call.arguments, _Redrive).max)
+        return await self._queues.redrive(call.name, _parse_arguments(call.arguments, _Redrive).max)
 
     async def _read(self, call: QueueCall) -> list[Kept]:
-        asked = _shaped(call.arguments, _Read)
+        asked = _parse_arguments(call.arguments, _Read)
         return await self._queues.read(call.name, asked.physical, asked.start, asked.stop, asked.max)
 
     async def _read_page(self, call: QueueCall) -> Page:
-        asked = _shaped(call.arguments, _Read)
+        asked = _parse_arguments(call.arguments, _Read)
         return await self._queues.read_page(call.name, asked.physical, asked.start, asked.stop, asked.max)
 
     async def _delete_below(self, call: QueueCall) -> int:
-        asked = _shaped(call.arguments, _DeleteBelow)
+        asked = _parse_arguments(call.arguments, _DeleteBelow)
         return await self._queues.delete_below(call.name, asked.physical, asked.sequence)
 
     async def _levels(self, call: QueueCall) -> Levels:
         return Levels(self._queues.definition(call.name).id, await self._queues.levels(call.name))
 
     async def _subscribe(self, call: QueueCall) -> QueueSettings:
-        asked = _shaped(call.arguments, _Subscribe)
-        return (await self._queues.define_subscription(call.name, asked.filter, asked.policy)).settings
+        asked = _parse_arguments(call.arguments, _Subscribe)
+        return (await self._queues.define_subscription(call.name, asked.filter, asked.policy, asked)).settings
 
     async def _subscriptions(self, call: QueueCall) -> list[NamedSubscription]:
-        return [
-            NamedSubscription(
-                definition.name.removeprefix(SUBSCRIPTION), definition.settings.filter or "", definition.settings.policy
-            )
-            for definition in self._queues.definitions()
-            if definition.name.startswith(SUBSCRIPTION) and not definition.name.endswith(DEAD)
-        ]
+        listed = []
+        for definition in self._queues.definitions():
+            if definition.is_subscription:
+                name, settings = definition.name.removeprefix(SUBSCRIPTION), definition.settings
+                with contextlib.suppress(NoSuchQueue):  # dropped during an earlier await of this loop
+                    read_at, expires_at = await self._queues.last_read(definition.name)
+                    listed.append(NamedSubscription(name, settings.filter or "", settings.policy, read_at, expires_at))
+        return listed
 
     async def _unsubscribe(self, call: QueueCall) -> None:
         await self._queues.drop(SUBSCRIPTION + call.name)
 
 
-def _shaped(arguments: dict[str, Any], shape: type[T]) -> T:
+def _parse_arguments(arguments: dict[str, Any], shape: type[T]) -> T:
     try:
         return msgspec.convert(arguments, shape)
     except msgspec.ValidationError as error:
-        raise ProtocolError("P303", f"the arguments of the call: {error}", "see docs/protocols.md for them") from error
+        raise ProtocolError(
+            "P303",
+            f"the arguments of the call are invalid: {error}",
+            "see docs/protocols.md for each action's arguments",
+        ) from error

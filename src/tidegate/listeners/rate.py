@@ -1,12 +1,12 @@
-"""How fast one connection may publish: a token bucket of one second."""
+"""The rate limit of a connection or HTTP client: a token bucket that holds one second's worth of notifications."""
 
 from __future__ import annotations
 
 
 class RateLimit:
-    """`rate_s` notifications a second on average, a second's worth at once; 0 means no limit.
+    """Allows `rate_s` notifications a second on average, and bursts of one second's worth; 0 means no limit.
 
-    A batch is never split: it may overdraw the bucket, and the next one waits until the debt is paid."""
+    A batch is never split. It may overdraw the bucket, and the next batch waits until the debt is paid."""
 
     def __init__(self, rate_s: float) -> None:
         self._rate_s = rate_s
@@ -14,7 +14,7 @@ class RateLimit:
         self._filled_s: float | None = None
 
     def take(self, notifications: int, now_s: float) -> float:
-        """Takes the tokens; returns how long to wait before the next batch."""
+        """Takes one token for each notification and returns how long to wait before the next batch."""
         if self._rate_s == 0:
             return 0.0
         self._fill(now_s)

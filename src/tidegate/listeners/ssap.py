@@ -1,32 +1,38 @@
-"""The SSAP listener: knowledge processors over TCP, as Smart-M3 libraries open and close their connections.
+"""The SSAP listener: knowledge processors (KPs) over TCP, as Smart-M3 libraries open and close their connections.
 
-Most libraries open a connection for each request. Some close their sending side first and read until the broker closes
-(so it answers after the end of input, and closes at once), some read to the end of the message. A SUBSCRIBE keeps its
-connection: indications follow on it, a blank now and then shows that the broker is there, and whoever has left is found
-by it. An UNSUBSCRIBE comes on a connection of its own, which nobody reads; its confirm goes to both, as the reader of
-the subscription waits for it there, and then the subscription's connection is closed. LEAVE ends all subscriptions of
-its KP.
+Most libraries open a connection for each request. Some close their sending side and then read until the broker closes,
+so the broker answers after the end of input and closes at once. Others read to the end of the message.
 
-Requests of one connection are answered in their order. INSERTs that follow each other are committed together, and
-confirmed when all of them are in the graph. What may go wrong: a malformed message (answered if its sender
-is known; the connection is closed if what follows cannot be read), a client that sends faster than it is answered (not
-read meanwhile), a subscriber that does not read (its indications are merged, and it is cut off when nothing moves for
-`STALLED_S`).
+A SUBSCRIBE keeps its connection open for indications. The broker sends a blank on it from time to time, which shows
+the client that the broker is up, and the broker that the client still is. An UNSUBSCRIBE arrives on a connection of its
+own, which many clients never read, so its confirm is sent on both connections; then the subscription's connection is
+closed. LEAVE ends all subscriptions of its KP.
+
+The requests of one connection are answered in order. Consecutive INSERTs are committed together, and confirmed when all
+of them are in the graph. What may go wrong:
+- A malformed message: answered if its sender is known. If the rest cannot be parsed, the connection is closed.
+- A client sends faster than it is answered: its connection is not read meanwhile.
+- A subscriber does not read: its indications are merged, and it is cut off when nothing moves for `STALLED_S`.
+- An idle peer: its connection is closed after `hello_timeout_s` or `idle_timeout_s`. A subscriber may be idle; TCP
+  keep-alive detects those that are gone.
+
+Until a KP has joined from an address, messages from there must be small, since anybody could send them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import ssl
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
-from tidegate.errors import KnowledgeError, NotAllowed, Overloaded, TidegateError
+from tidegate.errors import NotAllowed, Overloaded, TidegateError
 from tidegate.knowledge import ssap
 from tidegate.knowledge.graph import Delta
 from tidegate.knowledge.knowledge_base import (
@@ -44,25 +50,33 @@ from tidegate.knowledge.question import Question, Result, SparqlQuery
 from tidegate.knowledge.request_pool import Load
 from tidegate.knowledge.sparql import is_update
 from tidegate.knowledge.ssap import Envelope, Status
+from tidegate.listeners.acceptor import Acceptor
+from tidegate.listeners.connections import Connections
 from tidegate.listeners.gate import check_token
+from tidegate.listeners.peer_transport import PeerTransport
 
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S: Final = 10.0
 STALLED_S: Final = 60.0
-LINGER_S: Final = 1.0  # for what was written, when the broker closes
-# Requests of a connection that wait for those before them; more are left in the socket.
+LINGER_S: Final = 1.0  # for clients to read the last messages when the broker stops
+# Requests of a connection that wait for those before them. Beyond this the connection is not read.
 REQUESTS_WAITING_MAX: Final = 64
+# The largest message from an address where no KP has joined.
+UNJOINED_BYTES_MAX: Final = 64 * 1024
+REQUESTS_WAITING_BYTES_MAX: Final = 1024 * 1024
 INSERTS_TOGETHER_MAX: Final = 64
 MEMBERS_MAX: Final = 100_000
 CONNECTIONS_MAX: Final = 10_000
+HELLO_TIMEOUT_S: Final = 10.0
+IDLE_TIMEOUT_S: Final = 60.0
 WRITE_BYTES: Final = 256 * 1024
-_Write: TypeAlias = Callable[[Any], dict[str, str]]  # from an answer to the parameters of its confirm
+_Write: TypeAlias = Callable[[Any], dict[str, str]]  # turns an answer into the parameters of its confirm
 _NO_SOLUTIONS: Final = ssap.write_solutions((), ())
 
 
 class SsapListener:
-    """All SSAP connections of a broker."""
+    """Accepts and owns all SSAP connections of a broker."""
 
     def __init__(
         self,
@@ -70,119 +84,155 @@ class SsapListener:
         token: str | None = None,
         connections_max: int = CONNECTIONS_MAX,
         keep_alive_s: float = KEEP_ALIVE_S,
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+        idle_timeout_s: float = IDLE_TIMEOUT_S,
     ) -> None:
         self.knowledge = knowledge
-        self.connections_max = connections_max
+        self.places = Connections(connections_max)
         self.keep_alive_s = keep_alive_s
+        self.hello_timeout_s = hello_timeout_s
+        self.idle_timeout_s = idle_timeout_s
         self.members = Members(token)
         self.connections: set[SsapConnection] = set()
+        self._has_lost = asyncio.Event()
         self.subscribers: dict[str, SsapConnection] = {}
-        self._server: asyncio.Server | None = None
+        self._acceptor = Acceptor(self.places, hello_timeout_s, lambda: SsapConnection(self))
 
     async def start(self, bind: str, port: int, tls: ssl.SSLContext | None = None) -> int:
-        """Listens; returns the port."""
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: SsapConnection(self), bind, port, backlog=1024, ssl=tls)
-        return int(self._server.sockets[0].getsockname()[1])
+        """Starts listening and returns the port."""
+        return await self._acceptor.listen(bind, port, tls)
 
     def tick(self, now_s: float) -> None:
-        """Wakes subscribers with a blank, and cuts off those that do not read; for a timer, once a second or so."""
+        """Sends subscribers a blank, cuts off those that do not read, and closes idle connections. A timer calls this
+        about once a second."""
         self.knowledge.tick()
         for connection in list(self.connections):
             connection.keep_alive(now_s)
+            connection.close_if_idle(now_s)
 
     def end_subscription(self, subscription_id: str, status: Status, confirm: bytes = b"") -> None:
-        """Ends a subscription. Its connection is told by a confirm, or by an indication with the status."""
+        """Ends a subscription. Its connection receives `confirm`, or without one an indication with the status."""
         self.knowledge.unsubscribe(subscription_id)
         if (connection := self.subscribers.pop(subscription_id, None)) is not None:
             connection.end_subscription(subscription_id, status, confirm)
 
+    def forget(self, connection: SsapConnection) -> None:
+        self.connections.discard(connection)
+        self._has_lost.set()
+
     async def stop(self) -> None:
-        """Takes no more; subscribers are told that the broker closes, and have a moment to read it."""
-        if self._server is not None:
-            self._server.close()
+        """Stops accepting, tells subscribers that the broker is closing, and gives them `LINGER_S` to read that."""
+        self._acceptor.close()
         for subscription_id in list(self.subscribers):
             self.end_subscription(subscription_id, Status.CLOSING)
         for connection in list(self.connections):
             connection.close()
-        loop = asyncio.get_running_loop()
-        deadline_s = loop.time() + LINGER_S
-        while self.connections and loop.time() < deadline_s:
-            await asyncio.sleep(0.01)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while self.connections:
+                    self._has_lost.clear()
+                    await self._has_lost.wait()
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)
 
 
 class Members:
-    """Where there is a token: the KPs that have joined with it, each from its address. Libraries show their credentials
-    once, in JOIN, and open other connections for what follows. The one that was quiet for longest must join again when
-    there are too many."""
+    """The KPs that have joined, each with its address.
+
+    Membership is not tied to a connection: libraries send JOIN once, with their credentials, and open new connections
+    for later requests. If a token is set, only members may send requests. Above `MEMBERS_MAX`, the KP that has been
+    idle for longest is forgotten and must join again."""
 
     def __init__(self, token: str | None) -> None:
         self._token = token
-        self._joined: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._joined: OrderedDict[bytes, str] = OrderedDict()  # member -> address; the longest idle first
+        self._addresses: Counter[str] = Counter()
 
     def join(self, address: str, kp: str, credentials: str) -> None:
         check_token(credentials, self._token)
-        if self._token is not None:
-            self._joined[address, kp] = None
+        member = _member(address, kp)
+        if member not in self._joined:
+            self._joined[member] = address
+            self._addresses[address] += 1
             if len(self._joined) > MEMBERS_MAX:
-                self._joined.popitem(last=False)
+                self._forget(next(iter(self._joined)))
 
     def check(self, address: str, kp: str) -> None:
-        if self._token is None:
-            return
-        if (address, kp) not in self._joined:
-            raise NotAllowed("A501", "a token is needed", "JOIN first, with the token as credentials")
-        self._joined.move_to_end((address, kp))
+        member = _member(address, kp)
+        if member in self._joined:
+            self._joined.move_to_end(member)
+        elif self._token is not None:
+            raise NotAllowed("A501", "a token is needed", "send JOIN first, with the token as credentials")
 
     def leave(self, address: str, kp: str) -> None:
-        self._joined.pop((address, kp), None)
+        member = _member(address, kp)
+        if member in self._joined:
+            self._forget(member)
+
+    def is_known(self, address: str) -> bool:
+        """Returns whether any KP has joined from the address."""
+        return address in self._addresses
+
+    def _forget(self, member: bytes) -> None:
+        address = self._joined.pop(member)
+        self._addresses[address] -= 1
+        if not self._addresses[address]:
+            del self._addresses[address]
+
+
+def _member(address: str, kp: str) -> bytes:
+    """Returns a digest of a KP and its address. The KP's own name may be as long as a message, too long to store."""
+    return hashlib.blake2b(f"{address} {kp}".encode(errors="replace"), digest_size=16).digest()
 
 
 class SsapConnection(asyncio.Protocol):
-    """One connection: requests in their order, and the indications of the subscriptions that were made on it."""
+    """One connection: answers its requests in order, and sends the indications of the subscriptions made on it."""
 
     def __init__(self, listener: SsapListener) -> None:
         self._listener = listener
         self._knowledge = listener.knowledge
         self._loop = asyncio.get_running_loop()
-        self._transport: asyncio.Transport | None = None
-        self._reader = ssap.MessageReader()
+        self._transport: PeerTransport | None = None
+        self._reader = ssap.MessageReader(UNJOINED_BYTES_MAX)
         self._requests: deque[ssap.Request | ssap.Malformed] = deque()
         self._subscriptions: dict[str, tuple[Envelope, Result]] = {}
+        self._waiting_bytes = 0  # received since the queue of requests was last empty
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
         self._is_answering = False
         self._is_pumping = False
         self._is_at_end = False
         self._is_broken = False
+        self._is_welcome = False
         self._is_writable = True
-        self._moved_s = self._loop.time()
+        self._moved_s = self._heard_s = self._loop.time()
         self._address = ""
         self._can_half_close = True
 
     # The transport calls these.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if len(self._listener.connections) >= self._listener.connections_max:
-            log.warning("connections_max=%d: an SSAP connection is refused", self._listener.connections_max)
-            cast(asyncio.Transport, transport).abort()
-            return
-        # uvloop's transports have the methods, not the class.
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast(PeerTransport, transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES)
         peer = transport.get_extra_info("peername")
         self._address = str(peer[0]) if peer else ""
         self._can_half_close = transport.get_extra_info("ssl_object") is None
         self._listener.connections.add(self)
+        if self._listener.members.is_known(self._address):
+            self._welcome()
+        if self._transport.is_surplus:  # SSAP has no message that could explain the refusal
+            log.info("SSAP connection refused: connections_max=%d", self._listener.places.connections_max)
+            self.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._is_at_end:
             return
+        if self._is_welcome:
+            self._heard_s = self._loop.time()
         messages = self._reader.feed(data)
         self._requests.extend(messages)
+        self._waiting_bytes += len(data)
         if messages and isinstance(messages[-1], ssap.Malformed) and messages[-1].is_fatal:
             self._is_at_end = self._is_broken = True
         self._pump()
@@ -190,6 +240,7 @@ class SsapConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         self._is_at_end = True
         self._pump()
+        # True keeps the sending side open for answers that are pending. TLS transports cannot do that.
         return self._can_half_close
 
     def pause_writing(self) -> None:
@@ -199,13 +250,13 @@ class SsapConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._is_writable = True
         self._moved_s = self._loop.time()
-        for subscription_id in list(self._subscriptions):
-            self._indicate(subscription_id)
-        self._pump()
+        self._loop.call_soon(self._continue_writing)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._transport is not None:
+            self._transport.lost()
         self._transport = None
-        self._listener.connections.discard(self)
+        self._listener.forget(self)
         self._requests.clear()
         for subscription_id in self._subscriptions:
             del self._listener.subscribers[subscription_id]
@@ -216,13 +267,27 @@ class SsapConnection(asyncio.Protocol):
 
     def keep_alive(self, now_s: float) -> None:
         if not self._is_writable:
-            if now_s - self._moved_s > STALLED_S:
-                self.abort()
+            if now_s - self._moved_s > STALLED_S and self._transport is not None:
+                self._transport.cut()
         elif self._subscriptions and now_s - self._moved_s >= self._listener.keep_alive_s:
             self._write(b" ")
 
+    def close_if_idle(self, now_s: float) -> None:
+        """Closes the connection if its peer has sent no request for too long and waits for no answer.
+
+        Until the first request is complete its bytes do not count, so a peer cannot stay by sending one at a time."""
+        if self._subscriptions or self._requests or self._is_answering or not self._is_writable:
+            return
+        allowed_s = self._listener.idle_timeout_s if self._is_welcome else self._listener.hello_timeout_s
+        silent_s = now_s - (max(self._heard_s, self._moved_s) if self._is_welcome else self._heard_s)
+        if silent_s > allowed_s and self._transport is not None and not self._transport.is_closing():
+            log.info("SSAP connection closed: the peer sent nothing for %.0f s", silent_s)
+            self._transport.cut()
+
     def end_subscription(self, subscription_id: str, status: Status, confirm: bytes) -> None:
-        """The client reads its last words here, and then the end of the connection, unless it has asked here."""
+        """Sends the last message of a subscription, and then closes the connection if no other subscription uses it.
+
+        While `_pump` runs, the client ended the subscription on this connection: it stays open for more requests."""
         envelope, _ = self._subscriptions.pop(subscription_id)
         self._write(confirm or _ended(envelope, subscription_id, status))
         if not self._subscriptions and not self._is_pumping:
@@ -237,10 +302,18 @@ class SsapConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def _continue_writing(self) -> None:
+        for subscription_id in list(self._subscriptions):
+            self._indicate(subscription_id)
+        self._pump()
+
     # Requests, one after another.
 
     def _pump(self) -> None:
-        """Answers what can be answered. A job may call back at once: the loop goes on, it does not call itself."""
+        """Answers waiting requests in order, until one is pending or the peer is behind.
+
+        The knowledge base may answer a job immediately, which calls this method again: the flag turns that recursion
+        into the next round of the loop."""
         if self._is_pumping:
             return
         self._is_pumping = True
@@ -248,22 +321,23 @@ class SsapConnection(asyncio.Protocol):
             self._handle(self._requests.popleft())
         self._is_pumping = False
         self._flush()
-        self._read_or_not()
+        self._pause_or_resume_reading()
         is_done = self._is_at_end and not self._requests and not self._is_answering
         if is_done and (self._is_broken or not self._subscriptions):
             self.close()
 
-    def _read_or_not(self) -> None:
+    def _pause_or_resume_reading(self) -> None:
         if self._transport is None or self._transport.is_closing() or self._is_at_end:
             return
-        if len(self._requests) > REQUESTS_WAITING_MAX:
-            self._transport.pause_reading()
-        elif not self._requests:
+        if not self._requests:
+            self._waiting_bytes = 0
             self._transport.resume_reading()
+        elif len(self._requests) > REQUESTS_WAITING_MAX or self._waiting_bytes > REQUESTS_WAITING_BYTES_MAX:
+            self._transport.pause_reading()
 
     def _handle(self, request: ssap.Request | ssap.Malformed) -> None:
         if isinstance(request, ssap.Malformed):
-            log.info("malformed message of %r: %s", request.envelope.node_id, request.error)
+            log.info("malformed message from %r: %s", request.envelope.node_id, request.error)
             if (answer := ssap.refusal(request)) is not None:
                 self._write(answer)
             return
@@ -272,10 +346,19 @@ class SsapConnection(asyncio.Protocol):
         except NotAllowed as error:
             self._refuse(request.envelope, error)
         else:
+            self._welcome()
             self._answer(request)
 
+    def _welcome(self) -> None:
+        """Replaces the hello timeout by the idle timeout. Allows large messages if a KP joined from the address."""
+        if not self._is_welcome:
+            self._is_welcome = True
+            self._heard_s = self._loop.time()
+        if self._listener.members.is_known(self._address):
+            self._reader.message_bytes_max = ssap.MESSAGE_BYTES_MAX
+
     def _check(self, request: ssap.Request) -> None:
-        """Whether this KP may ask."""
+        """Raises NotAllowed unless this KP may send the request; a JOIN makes it a member."""
         kp = _owner(request.envelope)
         if isinstance(request, ssap.Join):
             self._listener.members.join(self._address, kp, request.credentials)
@@ -294,23 +377,28 @@ class SsapConnection(asyncio.Protocol):
                 self._unsubscribe(request)
             case ssap.Query():
                 job, write = _query_job(request.question)
-                self._submit(request.envelope, job, lambda answer: write(answer) | self._numbered(request.question))
+                self._submit(
+                    request.envelope, job, lambda answer: write(answer) | self._last_sequence(request.question)
+                )
             case ssap.ChangeTriples(removed=()) if self._requests:
                 self._insert(request)
             case _:
                 self._submit(request.envelope, _change_job(request), _write_change if request.is_confirmed else None)
 
-    def _numbered(self, question: Question) -> dict[str, str]:
-        """For who checks a subscription of this connection by its own question: the last number that went before."""
+    def _last_sequence(self, question: Question) -> dict[str, str]:
+        """Returns the sequence of the last indication, if a subscription of this connection asks the same question.
+
+        A client that repeats its question to check a subscription compares this number with the last one it got."""
         queries = self._knowledge.queries
         for subscription_id in self._subscriptions:
-            with contextlib.suppress(KnowledgeError):  # one that is about to end
+            with contextlib.suppress(TidegateError):  # the subscription is about to end
                 if queries.question_of(subscription_id) == question:
                     return {"ind_sequence": str(self._knowledge.sequence_of(subscription_id))}
         return {}
 
     def _submit(self, envelope: Envelope, job: Job, write: _Write | None) -> None:
-        """Gives a job to the knowledge base; `write` makes the parameters of the confirm, if one is wanted."""
+        """Submits a job to the knowledge base. `write` turns its answer into the parameters of the confirm; None sends
+        no confirm."""
         self._is_answering = True
 
         def on_answer(answer: Any, load: Load | None) -> None:
@@ -322,7 +410,7 @@ class SsapConnection(asyncio.Protocol):
         self._knowledge.submit(_owner(envelope), job, on_answer)
 
     def _insert(self, first: ssap.ChangeTriples) -> None:
-        """An insert, and those that came right behind it."""
+        """Commits an INSERT together with the INSERTs of the same KP right behind it: one commit instead of many."""
         kp, together = _owner(first.envelope), [first]
         while self._requests and len(together) < INSERTS_TOGETHER_MAX and _is_insert_of(kp, self._requests[0]):
             together.append(cast(ssap.ChangeTriples, self._requests.popleft()))
@@ -342,7 +430,7 @@ class SsapConnection(asyncio.Protocol):
         if isinstance(answer, TidegateError):
             self._refuse(envelope, answer)
         else:
-            self._write(ssap.confirm(envelope, Status.SUCCESS, write(answer) | _told(load)))
+            self._write(ssap.confirm(envelope, Status.SUCCESS, write(answer) | _load_parameters(load)))
 
     def _refuse(self, envelope: Envelope, error: TidegateError) -> None:
         parameters = {"error": ssap.write_text(str(error))}
@@ -383,7 +471,7 @@ class SsapConnection(asyncio.Protocol):
             self._refuse(request.envelope, error)
             return
         whole = resumption.result
-        head = whole or self._knowledge.queries.result_of(subscription_id)
+        head = self._knowledge.queries.head_of(subscription_id)
         self._attach(subscription_id, request.envelope, head)
         parameters = {
             "subscription_id": ssap.write_text(subscription_id),
@@ -402,7 +490,7 @@ class SsapConnection(asyncio.Protocol):
         self._listener.subscribers[subscription_id] = self
 
     def _unsubscribe(self, request: ssap.Unsubscribe) -> None:
-        """Confirmed on both connections, or once if they are the same."""
+        """Ends a subscription and confirms on both connections, or once if they are the same."""
         message = ssap.confirm(
             request.envelope, Status.SUCCESS, {"subscription_id": ssap.write_text(request.subscription_id)}
         )
@@ -422,14 +510,18 @@ class SsapConnection(asyncio.Protocol):
             self._indicate(subscription_id)
 
     def _indicate(self, subscription_id: str) -> None:
-        """What waits goes out, unless the peer is behind: then it waits on, and is merged with what comes."""
+        """Sends the pending changes of a subscription. While the peer is behind they stay in the knowledge base, which
+        merges them with later ones."""
         if not self._is_writable:
             return
         try:
             taken = self._knowledge.take(subscription_id)
-        except KnowledgeError:  # its question can be answered no more
+        except TidegateError as error:  # the query can no longer be answered
             del self._listener.subscribers[subscription_id]
-            self.end_subscription(subscription_id, Status.RESET, b"")
+            envelope, _ = self._subscriptions[subscription_id]
+            self.end_subscription(
+                subscription_id, Status.RESET, _ended(envelope, subscription_id, Status.RESET, str(error))
+            )
             return
         if taken is not None:
             self._write(self._indication(subscription_id, taken))
@@ -444,12 +536,14 @@ class SsapConnection(asyncio.Protocol):
         }
         if taken.merged:
             parameters["merged"] = str(taken.merged)
+        if taken.held_s:
+            parameters["held_s"] = f"{taken.held_s:.6f}"
         if self._knowledge.spread_s:
             parameters["spread_s"] = f"{self._knowledge.spread_s:.6f}"
         return ssap.indication(envelope, parameters)
 
     def _write(self, message: bytes) -> None:
-        """The answers to requests that came together leave together."""
+        """Queues a message. Answers to requests that arrived together are sent in one write."""
         self._unsent.append(message)
         self._unsent_bytes += len(message)
         if not self._is_pumping or self._unsent_bytes > WRITE_BYTES:
@@ -464,7 +558,7 @@ class SsapConnection(asyncio.Protocol):
 
 
 class _News:
-    """Called when a subscription has news; nothing can happen before its id is known."""
+    """The callback for changes of a subscription. Its id is set before any change can be reported."""
 
     def __init__(self, connection: SsapConnection) -> None:
         self.subscription_id = ""
@@ -493,19 +587,23 @@ def _write_change(delta: Delta) -> dict[str, str]:
 
 
 def _query_job(question: Question) -> tuple[Job, _Write]:
-    """Most clients send their SPARQL updates as queries; they get a result without solutions."""
+    """Returns the job of a query and the writer of its answer. Most clients send SPARQL updates as queries; those get
+    a result without solutions."""
     if isinstance(question, SparqlQuery) and is_update(question.text):
         return UpdateJob(question.text), lambda _: {"results": _NO_SOLUTIONS}
     return AskJob(question), lambda result: {"results": ssap.write_result(result)}
 
 
-def _told(load: Load | None) -> dict[str, str]:
-    """What the broker tells clients of its load; old ones do not look."""
+def _load_parameters(load: Load | None) -> dict[str, str]:
+    """Returns the broker's load as parameters of a confirm; older clients ignore them."""
     if load is None:
         return {}
     return {name: f"{value:.6f}" for name, value in msgspec.structs.asdict(load).items() if value is not None}
 
 
-def _ended(envelope: Envelope, subscription_id: str, status: Status) -> bytes:
+def _ended(envelope: Envelope, subscription_id: str, status: Status, error: str = "") -> bytes:
     ended = Envelope("UNSUBSCRIBE", envelope.transaction_id, envelope.space_id, envelope.node_id)
-    return ssap.indication(ended, {"status": status, "subscription_id": ssap.write_text(subscription_id)})
+    parameters = {"status": str(status), "subscription_id": ssap.write_text(subscription_id)}
+    if error:
+        parameters["error"] = ssap.write_text(error)
+    return ssap.indication(ended, parameters)

@@ -1,5 +1,5 @@
-"""The page that a broker serves at `/`: one HTML file, one style, one JavaScript module a part. No Python here.
+"""The page that a broker serves at `/`: one HTML file, one style sheet, and one JavaScript module per part. No Python.
 
-`main.js` puts the parts together; `broker.js` is their only way to the broker, `elements.js` their only way to the
-document. Whatever comes from outside is shown as text, never read as HTML. `listeners/http_page.py` serves it.
+`main.js` puts the parts together. They reach the broker only through `broker.js`, and the document only through
+`elements.js`. Data from outside is shown as text, never parsed as HTML. `listeners/http/page.py` serves the page.
 """

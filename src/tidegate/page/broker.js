@@ -1,9 +1,9 @@
-// The only way of the parts to the broker: calls, and streams that come back after a break. Where the broker wants a
-// token the page takes it from its own address, or asks for it once, and keeps it as long as its tab lives. Streams are
-// read with fetch and not with EventSource, which cannot show a token.
+// All access of the parts to the broker: calls, and streams that reconnect. If the broker requires a token, the page
+// takes it from its own address or asks for it once, and keeps it until the tab is closed. Streams are read with fetch
+// instead of EventSource, which cannot send a token.
 
 const TOKEN = "tidegate-token";
-const UNTOLD = "press “Give the token” above; tidegate serve has printed it, or its operator has chosen one";
+const TOKEN_REMEDY = "press “Enter token” above; tidegate serve prints the token, or ask the broker's operator";
 const RETRY_MS = [500, 1000, 2000, 5000];
 const STATUS_MS = 1000;
 const READ_MAX = 1000;
@@ -19,14 +19,14 @@ let askForToken = async () => "";
 let asking = null;
 let isDeclined = false;
 
-/** `ask` is an async function that gets a token from the person at the page. */
+/** Sets the async function that asks the user for a token. */
 export function onTokenWanted(ask) {
   askForToken = ask;
 }
 
 /**
- * Keeps the token of an address such as /#token=…, as `tidegate serve` prints it, and takes it out of sight and of the
- * browser's history. The fragment of an address never goes over the network. Whether there was one.
+ * Stores the token of an address such as /#token=…, as `tidegate serve` prints it, and removes it from the address bar
+ * and the browser's history. The fragment of an address is never sent over the network. Returns whether there was one.
  */
 export function takeTokenFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
@@ -36,7 +36,7 @@ export function takeTokenFromAddress() {
   return true;
 }
 
-/** What a WebSocket offers: it can set no header, so its token is a subprotocol, in base64url. See listeners/gate.py. */
+/** Returns the subprotocols of a WebSocket. It cannot set headers, so one carries the token: see listeners/gate.py. */
 export function protocols() {
   const encoded = btoa(token()).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
   return encoded ? ["tidegate", `tidegate-token.${encoded}`] : [];
@@ -54,15 +54,15 @@ export function put(path, body) {
   return call("PUT", path, JSON.stringify(body), "application/json");
 }
 
-/** JSON back, or a BrokerError with the code, the message and the cure. */
+/** Returns the parsed JSON, or throws a BrokerError with the code, the message and the remedy. */
 export async function call(method, path, body, type, accept = "application/json") {
   const response = await request(path, { method, body, headers: { Accept: accept, ...(type && { "Content-Type": type }) } });
   return response.status === 204 ? null : response.json();
 }
 
 /**
- * Server-sent events of /v1/stream for a filter until `signal` aborts. `on.delivery` gets each delivery, `on.state`
- * "live" or "broken", `on.error` what no second try would cure, such as a bad filter.
+ * Reads the server-sent events of /v1/stream for a filter until `signal` aborts. `on.delivery` gets each delivery,
+ * `on.state` "live" or "broken". `on.error` gets errors that a retry cannot fix, such as an invalid filter.
  */
 export async function stream(filter, signal, on) {
   for (let failures = 0; !signal.aborted; failures++) {
@@ -81,8 +81,9 @@ export async function stream(filter, signal, on) {
 }
 
 /**
- * As `stream`, after what was published before, if a queue remembers it: one that this very filter fills, that drops its
- * oldest, and keeps the order, having one physical queue. Then `at` of a delivery is when it was queued, in ms.
+ * Does the same as `stream`, but first delivers earlier notifications if a queue holds them. Such a queue has exactly
+ * this filter, drops its oldest messages, and keeps the order because it has one physical queue. Then `at` of a
+ * delivery is the time when it was queued, in ms.
  */
 export async function streamWithPast(filter, signal, on) {
   for (const { body, enqueued_at } of await lookBack(filter).catch(() => [])) {
@@ -106,8 +107,8 @@ async function lookBack(filter) {
 }
 
 /**
- * Calls `listener(now, before, error)` with /v1/layers about once a second while the page is looked at. Without an
- * answer `now` is null and `error` says why.
+ * Calls `listener(now, before, error)` with /v1/layers about once a second while the page is visible. If the broker does
+ * not answer, `now` is null and `error` is the reason.
  */
 export function watchStatus(listener) {
   watchers.push(listener);
@@ -141,11 +142,11 @@ async function request(path, options) {
   const error = body.error ?? { code: `HTTP ${response.status}`, message: response.statusText || "no answer" };
   if (response.status !== 401) throw new BrokerError(response.status, error);
   if (shown === token()) {
-    // Those who come while it is asked for wait for the same answer; who has said no is not asked again.
+    // Requests that fail while the dialog is open wait for its answer. A user who declined is not asked again.
     if (!isDeclined) asking ??= askForToken(error).finally(() => (asking = null));
     const given = await asking;
     isDeclined = !given;
-    if (isDeclined) throw new BrokerError(401, { ...error, remedy: UNTOLD });
+    if (isDeclined) throw new BrokerError(401, { ...error, remedy: TOKEN_REMEDY });
     sessionStorage.setItem(TOKEN, given);
   }
   return request(path, options);

@@ -1,14 +1,14 @@
-// A line chart: some series over one time axis, drawn anew whenever it is told to.
+// A line chart: several series over one time axis. Each call draws the whole chart.
 
 import { formatNumber, makeSvg } from "./elements.js";
 
-// Values are drawn from 0 up: none that is shown here can be below.
+// The axis starts at 0, because none of the values shown can be negative.
 const MARGIN = { left: 44, right: 12, top: 8, bottom: 22 };
 const TICKS = 4;
 
 /**
- * `series` are lists of { at, value }, at in ms; `bounds` are values at which a line is drawn across. `label` is what a
- * reader who cannot see it is told.
+ * Draws `series`, which are lists of { at, value } with `at` in ms. `bounds` are values marked by a horizontal line.
+ * `label` is the text for screen readers.
  */
 export function drawChart(place, series, { label, bounds = [], formatTime = clock } = {}) {
   const { clientWidth: width, clientHeight: height } = place;
@@ -18,7 +18,7 @@ export function drawChart(place, series, { label, bounds = [], formatTime = cloc
   if (width === 0) return;
   const svg = makeSvg("svg", { role: "img", "aria-label": label, viewBox: `0 0 ${width} ${height}` });
   if (from < to) drawInto(svg, lines, points, { from, to, width, height, bounds, formatTime });
-  else svg.append(makeSvg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "A line needs two values; wait for them."));
+  else svg.append(makeSvg("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "Waiting for a second value to draw a line."));
   place.replaceChildren(svg);
 }
 
@@ -51,7 +51,7 @@ function extent(values) {
   return [Math.min(...values), Math.max(...values)];
 }
 
-/** 1, 2 or 5 times a power of ten, not below `least`. */
+/** Returns 1, 2 or 5 times a power of ten, at least `least`. */
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return power * [1, 2, 5, 10].find((factor) => factor * power >= least);

@@ -1,8 +1,8 @@
-// The only way of the parts to the document. Text is always text: nothing that came from outside is read as HTML.
+// All access of the parts to the document. Data from outside is always inserted as text, never parsed as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** make("button", { class: "quiet", onclick: … }, "Delete"): children are elements, or whatever else as text. */
+/** make("button", { class: "quiet", onclick: … }, "Delete"): children are elements; anything else becomes text. */
 export function make(tag, attributes = {}, ...children) {
   return fill(document.createElement(tag), attributes, children);
 }
@@ -15,7 +15,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** A table of texts. `columns` are { title, isNumber? }, `rows` lists of texts or elements. */
+/** Makes a table. `columns` are { title, isNumber? }, `rows` are lists of texts or elements. */
 export function makeTable(columns, rows, caption) {
   const kind = (column) => (column.isNumber ? "number" : "");
   const head = columns.map((column) => make("th", { scope: "col", class: kind(column) }, column.title));
@@ -31,7 +31,7 @@ export function makeTable(columns, rows, caption) {
   );
 }
 
-/** An error of the broker as a sentence with its code; a filter that is wrong is shown with its column marked. */
+/** Shows an error of the broker with its code. An invalid filter is shown with the column marked. */
 export function makeError(error, text = "") {
   const said = make("p", {}, make("strong", {}, error.code ?? "error"), ` ${error.message}`);
   const cure = error.remedy ? make("p", { class: "cure" }, error.remedy) : "";
@@ -47,7 +47,7 @@ export function makeError(error, text = "") {
   return make("div", { class: "error" }, marked, said, cure, make("p", { class: "cure" }, `column ${error.column}`));
 }
 
-/** 12345.678 as 12,346; small numbers keep two digits. */
+/** Formats 12345.678 as 12,346; small numbers keep two digits. */
 export function formatNumber(value) {
   if (!Number.isFinite(value)) return "–";
   const digits = Number.isInteger(value) || Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;

@@ -1,13 +1,13 @@
-// Knowledge: SPARQL to the knowledge base, by the SPARQL 1.1 protocol, and queries that stay open.
+// Knowledge: sends SPARQL to the knowledge base, by the SPARQL 1.1 protocol, and keeps persistent queries open.
 
 import { call, protocols, stream } from "./broker.js";
 import { byId, formatAge, formatNumber, make, makeError, makeTable } from "./elements.js";
 
 const RESULTS = "application/sparql-results+json";
 const ROWS_SHOWN = 500;
-// Closes a WebSocket for good: its subscription is not kept for a return.
+// Normal closure: the broker drops the subscription instead of keeping it for a reconnect.
 const DONE = 1000;
-const NONE = "This broker serves no knowledge base";
+const NONE = "This broker has no knowledge base";
 
 let watching = null;
 
@@ -16,7 +16,7 @@ export async function start() {
   byId("persist").addEventListener("click", keepOpen);
 }
 
-/** A browser has six connections to one place: a stream that nobody looks at would take one from the others. */
+/** Streams only while shown: a browser opens at most six connections per host, and a hidden stream would use one. */
 export function show() {
   if (watching !== null) return;
   watching = new AbortController();
@@ -41,7 +41,7 @@ async function ask(event) {
   }
 }
 
-/** Of a SELECT or an ASK, in the JSON format of SPARQL 1.1. */
+/** Shows the result of a SELECT or an ASK, given in the JSON format of SPARQL 1.1. */
 function makeResults({ head, results, boolean }) {
   return results === undefined ? makeYesOrNo(boolean) : makeRows(head.vars, results.bindings);
 }
@@ -69,7 +69,7 @@ function makeTerm(term) {
   return term.type === "bnode" ? make("code", {}, `_:${term.value}`) : term.value;
 }
 
-/** A query that stays open: its present result, as the broker's messages change it. */
+/** Opens a persistent query and shows its current result, which the broker's messages update. */
 function keepOpen() {
   const query = byId("sparql").value;
   const url = new URL(`/v1/persistent?query=${encodeURIComponent(query)}`, location.href);
@@ -97,7 +97,7 @@ function keepOpen() {
   });
   socket.addEventListener("close", () => {
     end.disabled = true;
-    if (!wasOpen) said.textContent = `${NONE}, or refuses this query: ask it first.`;
+    if (!wasOpen) said.textContent = `${NONE}, or it refused this query. Press “Ask” to see the error.`;
     else if (!said.querySelector(".error")) said.textContent += " · ended";
   });
 }
@@ -113,20 +113,20 @@ function follow(open, message) {
 }
 
 function describe({ sequence, added, removed, merged, interval_s }) {
-  if (added === undefined) return interval_s > 0 ? `open; the broker would like a check every ${formatAge(interval_s)} at most` : "open";
-  const more = merged > 0 ? `, ${merged + 1} changes in one` : "";
-  return `change ${sequence}: ${added.length} more, ${removed.length} less${more}`;
+  if (added === undefined) return interval_s > 0 ? `open; suggested check interval: ${formatAge(interval_s)} or longer` : "open";
+  const more = merged > 0 ? `, ${merged + 1} changes merged` : "";
+  return `change ${sequence}: ${added.length} added, ${removed.length} removed${more}`;
 }
 
-/** How programs pace the checks of their persistent queries: t = AST + RBT. They tell of it by notifications. */
+/** Shows how programs pace the checks of their persistent queries: t = AST + RBT. They publish it as notifications. */
 function showControl(control) {
   const facts = [
     ["queries", formatNumber(control.persistent_queries)],
-    ["a check every", formatAge(control.interval_s)],
+    ["check interval", formatAge(control.interval_s)],
     ["AST", formatAge(control.ast_s)],
     ["RBT", formatAge(control.rbt_s)],
     ["checks", formatNumber(control.checks)],
-    ["met congestion", formatNumber(control.detections)],
+    ["congestion found", formatNumber(control.detections)],
     ["losses found", formatNumber(control.losses)],
     ["changes", formatNumber(control.changes)],
   ];

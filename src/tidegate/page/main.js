@@ -1,4 +1,4 @@
-// Puts the parts together: which one is shown, whether the broker answers, and the question for a token.
+// Puts the parts together: selects the one that is shown, shows whether the broker answers, and asks for a token.
 
 import { onTokenWanted, takeTokenFromAddress, watchStatus } from "./broker.js";
 import { byId, formatNumber } from "./elements.js";
@@ -7,6 +7,7 @@ import * as map from "./map.js";
 import * as path from "./path.js";
 import * as pipeline from "./pipeline.js";
 import * as queues from "./queues.js";
+import { showAlarms } from "./queue_alarms.js";
 import * as subscriptions from "./subscriptions.js";
 
 const PARTS = { map, path, queues, subscriptions, knowledge, pipeline };
@@ -35,17 +36,17 @@ function showPart() {
 function showState(now, before, error) {
   byId("state-dot").className = now ? "dot live" : "dot broken";
   const isRefused = error?.status === 401;
-  const said = now ? "the broker answers" : isRefused ? "the broker wants a token" : "the broker does not answer";
-  // Not the rate: whoever has the page read to them would hear of nothing else.
+  const said = now ? "the broker answers" : isRefused ? "the broker requires a token" : "the broker does not answer";
+  // Without the rate: a screen reader would announce every change of it.
   if (byId("state-said").textContent !== said) byId("state-said").textContent = said;
   const rate = before && (now.load.connection_point.accepted - before.load.connection_point.accepted) / (now.uptime_s - before.uptime_s);
-  byId("state-text").textContent = isRefused ? "token wanted" : !now ? "no answer" : before ? `${formatNumber(Math.round(rate))} notifications/s` : "connected";
+  byId("state-text").textContent = isRefused ? "token required" : !now ? "no answer" : before ? `${formatNumber(Math.round(rate))} notifications/s` : "connected";
 }
 
-/** Resolves with what was typed, or with nothing. */
+/** Resolves with the token that the user typed, or with an empty text. */
 function askForToken(error) {
   const dialog = byId("token-dialog");
-  byId("token-title").textContent = error.code === "A502" ? "The token is wrong" : "This broker wants a token";
+  byId("token-title").textContent = error.code === "A502" ? "The token is wrong" : "This broker requires a token";
   byId("token-input").value = "";
   dialog.showModal();
   return new Promise((done) => {
@@ -67,6 +68,7 @@ onTokenWanted(askForToken);
 byId("give-token").addEventListener("click", () => location.reload());
 await Promise.all(Object.values(PARTS).map((part) => part.start()));
 watchStatus(showState);
-// An address with a token, pasted into a tab that is open: the streams that were refused begin anew.
+watchStatus((now) => now && showAlarms(now.queue_alarms));
+// An address with a token was pasted into an open tab: reload, to restart the streams that were refused.
 window.addEventListener("hashchange", () => (takeTokenFromAddress() ? location.reload() : showPart()));
 showPart();

@@ -1,6 +1,5 @@
-// Map: the stations where they stand, coloured by the European Air Quality Index of their latest reading, with the
-// readings and the recent course of one of them. Stations that are not of the region appear when they publish where
-// they are.
+// Map: shows the stations, coloured by the European Air Quality Index of their latest reading, and the readings and
+// recent history of one of them. Stations outside the region appear when they publish their location.
 
 import { streamWithPast } from "./broker.js";
 import { drawChart } from "./chart.js";
@@ -28,7 +27,7 @@ export async function start() {
   region = await (await fetch("/page/region.json")).json();
   region.known = new Set(region.stations.flatMap((station) => station.pollutants));
   for (const facts of region.stations) stations.set(facts.code, newStation(facts));
-  byId("attribution").textContent = `Stations and names: ${region.attribution}. Readings of the demo are made up by a seeded model.`;
+  byId("attribution").textContent = `Stations and names: ${region.attribution}. The readings of the demo are simulated.`;
   byId("legend").append(
     ...region.band_names.map((name, at) =>
       make("li", {}, make("span", { class: `swatch level-${at + 1}` }), `${at + 1} ${name}`),
@@ -59,7 +58,7 @@ export function show() {
   drawSoon();
 }
 
-// What comes.
+// Incoming notifications.
 
 function newStation(facts) {
   return { facts, latest: null, course: new Map(), level: 0, worst: "" };
@@ -88,13 +87,13 @@ function take(reading) {
 function addPoint(station, pollutant, at, value) {
   if (!station.course.has(pollutant)) station.course.set(pollutant, []);
   const points = station.course.get(pollutant);
-  // A broker that was started anew may begin with an earlier time.
+  // A restarted broker may begin with an earlier time.
   if (points.length > 0 && at < points.at(-1).at) points.length = 0;
   points.push({ at, value });
   if (points.length > POINTS_MAX) points.shift();
 }
 
-/** The index of a reading, 1 to 6, and the pollutant that decides it; 0 when it has none. */
+/** Returns the index of a reading, 1 to 6, and the pollutant that determines it; 0 if it has none. */
 function judge(reading) {
   let [level, worst] = [0, ""];
   for (const [pollutant, bounds] of Object.entries(region.bands)) {
@@ -109,8 +108,8 @@ function judge(reading) {
 function showAlert(alert) {
   const begins = alert.state === "begins";
   const what = begins
-    ? `${alert.alert} above ${formatNumber(alert.threshold)} for ${alert.windows} windows, at most ${formatNumber(alert.peak)} so far`
-    : `${alert.alert} is below ${formatNumber(alert.threshold)} again; it was ${formatNumber(alert.peak)} at most`;
+    ? `${alert.alert} above ${formatNumber(alert.threshold)} for ${alert.windows} windows, peak ${formatNumber(alert.peak)} so far`
+    : `${alert.alert} is below ${formatNumber(alert.threshold)} again; its peak was ${formatNumber(alert.peak)}`;
   const said = make(
     "li",
     {},
@@ -119,19 +118,19 @@ function showAlert(alert) {
     make("div", { class: "note" }, `${alert.state}: ${shortTime(alert.since)} to ${shortTime(alert.until)}`),
   );
   const list = byId("alerts");
-  // Spark does not keep the order of rows within a batch: by their time, the latest first.
+  // Sorted by time, the latest first, because Spark does not keep the order of rows within a batch.
   said.dataset.until = alert.until ?? "";
   list.insertBefore(said, [...list.children].find((each) => each.dataset.until <= said.dataset.until) ?? null);
   while (list.children.length > ALERTS_SHOWN) list.lastChild.remove();
   byId("no-alerts").hidden = true;
 }
 
-/** 2026-01-12T08:00:00Z as 2026-01-12 08:00. */
+/** Formats 2026-01-12T08:00:00Z as 2026-01-12 08:00. */
 function shortTime(time) {
   return String(time ?? "").replace(/^(\S+)T(\d\d:\d\d):00Z$/, "$1 $2");
 }
 
-// Whose readings are shown.
+// The chosen station.
 
 function fillStations() {
   const sorted = [...stations.values()].sort((a, b) => a.facts.name.localeCompare(b.facts.name, "es"));
@@ -158,7 +157,7 @@ function fillPollutants() {
   select.replaceChildren(...names.map((name) => make("option", { value: name, selected: name === kept }, name)));
 }
 
-// Drawing, at most once a frame.
+// Drawing, at most once per frame.
 
 function drawSoon() {
   if (!isDrawn) return;
@@ -196,7 +195,7 @@ function drawStation() {
   byId("history-note").textContent =
     points.length > 1
       ? `${pollutant} in ${unitOf(pollutant)}, the last ${points.length} readings${region.bands[pollutant] ? "; dashed: bounds of the index" : ""}`
-      : "No reading of it yet.";
+      : "No readings yet.";
 }
 
 function drawMap() {
@@ -234,7 +233,7 @@ function drawGrid(svg, width, height, project) {
   }
 }
 
-/** The chosen and the worst come last, over the others; a name that would cover another is left out. */
+/** Draws the chosen and the worst stations last, over the others. A name that would cover another is left out. */
 function drawStations(svg, project) {
   const order = [...stations.values()].sort((a, b) => rank(a) - rank(b));
   const taken = order.map(({ facts }) => {
@@ -294,7 +293,7 @@ function drawScale(svg, width, height) {
   );
 }
 
-// Where one looks: degrees of latitude are as long everywhere, those of longitude shorter by the cosine.
+// The view. A degree of latitude has the same length everywhere; a degree of longitude is shorter by the cosine.
 
 function projection(width, height) {
   const shrink = Math.cos((view.latitude * Math.PI) / 180);
@@ -321,7 +320,7 @@ function move(dx, dy) {
   drawSoon();
 }
 
-/** What is under (x, y), counted from the middle, stays there. */
+/** Zooms around the point (x, y), relative to the centre, which keeps its place. */
 function zoom(factor, x = 0, y = 0) {
   const least = view.pxPerDegreeMin;
   const wanted = Math.min(Math.max(view.pxPerDegree * factor, least), least * 2 * ZOOM_MAX);
@@ -330,7 +329,7 @@ function zoom(factor, x = 0, y = 0) {
   move(x, y);
 }
 
-/** Not by a listener of the station: it may be drawn anew between press and release. */
+/** Chooses the station nearest to a press. Stations have no listeners: they may be redrawn before the release. */
 function chooseAt(event) {
   const place = byId("map-view");
   const box = place.getBoundingClientRect();
@@ -365,7 +364,7 @@ function listenToHands() {
     if (before === undefined) return;
     const [dx, dy] = [event.clientX - before.clientX, event.clientY - before.clientY];
     if (!place.classList.contains("moving") && Math.hypot(dx, dy) < 4) return;
-    // Only now: a press that does not move chooses the station under it.
+    // Capture only after a movement: a press without one chooses the station under it.
     place.setPointerCapture(event.pointerId);
     place.classList.add("moving");
     if (fingers.size === 2) {

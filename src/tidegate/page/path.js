@@ -1,17 +1,17 @@
-// Path: the layers that a notification passes, what each does now, and how many slices it has.
+// Path: shows the layers that a notification passes through, the load of each, and its slices.
 
 import { get, post, watchStatus } from "./broker.js";
 import { drawChart } from "./chart.js";
 import { byId, formatAge, formatNumber, make, makeError } from "./elements.js";
 
-// As many as the broker remembers, one a second.
+// As many as the broker keeps, one per second.
 const LOOKS_MAX = 600;
 const GAP_S = 5;
 const LAYERS = [
-  { key: "connection_points", load: "connection_point", title: "Connection Point", work: "Sessions, publishers and limits; outboxes of subscribers.", counts: "accepted" },
-  { key: "access_points", load: "access_point", title: "Access Point", work: "Numbers each batch and keeps it until it has arrived.", counts: "notifications" },
-  { key: "matchers", load: "matcher", title: "Matcher", work: "Which filters does a notification satisfy?", counts: "notifications" },
-  { key: "exit_points", load: "exit_point", title: "Exit Point", work: "Joins the answers of all Matchers, keeps the order.", counts: "notifications" },
+  { key: "connection_points", load: "connection_point", title: "Connection Point", work: "Holds sessions, publishers, limits and the outboxes of subscribers.", counts: "accepted" },
+  { key: "access_points", load: "access_point", title: "Access Point", work: "Numbers each batch and keeps it until it is delivered.", counts: "notifications" },
+  { key: "matchers", load: "matcher", title: "Matcher", work: "Finds the filters that a notification satisfies.", counts: "notifications" },
+  { key: "exit_points", load: "exit_point", title: "Exit Point", work: "Joins the answers of all Matchers and keeps the order.", counts: "notifications" },
 ];
 const SLICE_PREFIXES = { connection_points: "connection-point-", access_points: "access-point-", matchers: "matcher-", exit_points: "exit-point-" };
 const LEVELS = [
@@ -19,21 +19,23 @@ const LEVELS = [
   ["subscriptions", "subscriptions"],
   ["publishers", "publishers"],
   ["outbox_notifications", "waiting in outboxes"],
-  ["bytes_under_way", "bytes under way"],
+  ["bytes_under_way", "bytes in flight"],
   ["blocked_outboxes", "blocked outboxes"],
   ["dropped", "dropped"],
   ["refused", "refused"],
-  ["duplicates", "sent again"],
+  ["duplicates", "duplicates"],
 ];
 
 let accepted = [];
 let delivered = [];
 let seen = null; // { now, rate }
 let isScaling = false;
+const typed = new Set(); // the fields that the user has changed since the last scaling
 
 export async function start() {
   watchStatus((now, before) => now && look(now, before));
   byId("scale").addEventListener("submit", scale);
+  byId("scale").addEventListener("input", (event) => typed.add(event.target));
 }
 
 export function show() {
@@ -53,7 +55,7 @@ function look(now, before) {
   show();
 }
 
-/** What the broker remembers: when the page is opened, or has not looked for a while. */
+/** Loads the rates that the broker has kept: when the page is opened, or was hidden for a while. */
 async function lookBack() {
   const { rates } = await get("/v1/rates");
   const line = (name) => rates.map((rate) => ({ at: rate.at * 1000, value: rate[name] }));
@@ -64,7 +66,7 @@ function draw(now, rate) {
   byId("layers").replaceChildren(...LAYERS.map((layer) => makeLayer(layer, now, rate)));
   byId("epoch").textContent = `epoch ${now.epoch}, up ${formatAge(now.uptime_s)}`;
   byId("delays").textContent = now.delays_ms
-    ? `a batch is through the layers in ${formatNumber(now.delays_ms.p50)} ms, 99 of 100 in ${formatNumber(now.delays_ms.p99)} ms`
+    ? `a batch passes the layers in ${formatNumber(now.delays_ms.p50)} ms (median), 99 of 100 in ${formatNumber(now.delays_ms.p99)} ms`
     : "no batch in the last second";
   const edge = now.load.connection_point;
   byId("levels").replaceChildren(
@@ -75,7 +77,7 @@ function draw(now, rate) {
   else fillCounts(now.configuration);
 }
 
-/** Of a counter of a layer, a second; NaN when it is not known. */
+/** Returns a function that gives the rate per second of a layer's counter; NaN if it is unknown. */
 function rates(now, before) {
   return (layer, counter) => {
     const [new_, old] = [now.load[layer]?.[counter], before?.load[layer]?.[counter]];
@@ -106,8 +108,8 @@ function makeLayer({ key, load, title, work, counts }, now, rate) {
 function facts(layer, now, a_second) {
   const load = now.load[layer] ?? {};
   const shown = [["notifications/s", a_second]];
-  if (layer === "connection_point") shown.push(["outboxes hold", load.outbox_notifications]);
-  if (layer === "access_point") shown.push(["under way", load.unacknowledged_batches]);
+  if (layer === "connection_point") shown.push(["in outboxes", load.outbox_notifications]);
+  if (layer === "access_point") shown.push(["in flight", load.unacknowledged_batches]);
   if (layer === "matcher") shown.push(["filters", load.filters]);
   if (layer === "exit_point") shown.push(["incomplete", load.incomplete_batches]);
   return shown
@@ -123,16 +125,15 @@ function makeSlice(name, slice) {
 
 function describeRates() {
   const last = (line) => formatNumber(line.at(-1)?.value ?? NaN);
-  return `now ${last(accepted)} notifications a second accepted, ${last(delivered)} delivered`;
+  return `now ${last(accepted)} notifications per second accepted, ${last(delivered)} delivered`;
 }
 
 // Scaling.
 
+/** Shows the current counts, except in fields that the user has changed. */
 function fillCounts(configuration) {
   for (const input of byId("scale").querySelectorAll("input")) {
-    // What somebody has typed stays.
-    if (input.value === "" || input.value === input.dataset.was) input.value = configuration[input.name].length;
-    input.dataset.was = configuration[input.name].length;
+    if (!typed.has(input)) input.value = configuration[input.name].length;
   }
 }
 
@@ -150,19 +151,19 @@ async function scale(event) {
     byId("scaled").replaceChildren(makeError(error));
   } finally {
     isScaling = button.disabled = false;
-    inputs.forEach((input) => (input.value = ""));
+    typed.clear();
   }
 }
 
-/** What the probe has seen until now. */
+/** Shows what the probe has measured so far. */
 function makeUnderWay({ epoch, scaling }) {
-  const text = make("p", { class: "calm" }, "The layers change while everything flows; a probe watches…");
+  const text = make("p", { class: "calm" }, "Changing the layers while notifications flow; a probe measures the effect…");
   if (scaling === undefined) return text;
   const counted = [
     ["epoch", epoch],
     ["probes", formatNumber(scaling.probes)],
     ["longest delay", `${formatNumber(scaling.longest_delay_ms)} ms`],
-    ["doubled", scaling.doubled],
+    ["duplicates", scaling.doubled],
     ["out of order", scaling.disordered],
   ];
   return make("div", {}, text, makeCounts(counted, "readings"));
@@ -174,9 +175,9 @@ function makeOutcome(outcome) {
     ["longest delay", `${formatNumber(outcome.longest_delay_ms)} ms`],
     ["before the change", `${formatNumber(outcome.longest_delay_before_ms)} ms`],
     ["lost", outcome.lost],
-    ["doubled", outcome.doubled],
+    ["duplicates", outcome.doubled],
     ["subscriptions moved", outcome.moved],
-    ["it took", formatAge(outcome.seconds)],
+    ["duration", formatAge(outcome.seconds)],
   ];
   return makeCounts(counted, "readings done");
 }

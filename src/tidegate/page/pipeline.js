@@ -1,5 +1,5 @@
-// Pipeline: what jobs on Spark tell of themselves. They publish it as notifications, so the broker knows nothing of
-// Spark, and anybody can subscribe to the same.
+// Pipeline: shows the progress of jobs on Spark. Jobs publish it as notifications, so the broker needs to know nothing
+// about Spark, and any client can subscribe to the same notifications.
 
 import { streamWithPast } from "./broker.js";
 import { drawChart } from "./chart.js";
@@ -30,7 +30,7 @@ function take(notification, at) {
       make("h2", {}, name),
       make("dl", { class: "readings" }),
       make("div", { class: "chart" }),
-      make("ul", { class: "keys" }, make("li", { class: "key-one" }, "rows a second"), make("li", { class: "key-two" }, "rows behind")),
+      make("ul", { class: "keys" }, make("li", { class: "key-one" }, "rows per second"), make("li", { class: "key-two" }, "rows behind")),
     );
     jobs.set(name, { rates: [], lags: [], panel });
     byId("jobs").append(panel);
@@ -49,14 +49,14 @@ function draw({ notification, rates, lags, panel }) {
   const facts = [
     ["batch", notification.batch],
     ["rows in it", notification.rows],
-    ["rows a second", notification.rows_s],
+    ["rows per second", notification.rows_s],
     ["rows behind", notification.behind],
-    ["it took", formatAge(notification.batch_ms / 1000)],
+    ["duration", formatAge(notification.batch_ms / 1000)],
   ];
   panel.querySelector("dl").replaceChildren(
     ...facts.map(([title, value]) =>
       make("div", {}, make("dt", {}, title), make("dd", {}, typeof value === "number" ? formatNumber(value) : value)),
     ),
   );
-  drawChart(panel.querySelector(".chart"), [rates, lags], { label: `${notification.rows_s} rows a second` });
+  drawChart(panel.querySelector(".chart"), [rates, lags], { label: `${notification.rows_s} rows per second` });
 }

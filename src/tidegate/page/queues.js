@@ -1,4 +1,4 @@
-// Queues: how full they are and how well they serve, and by hand: putting, taking, looking at dead letters.
+// Queues: shows how full they are and how they perform; puts and takes single messages, and shows dead letters.
 
 import { get, post, put } from "./broker.js";
 import { byId, formatAge, formatNumber, make, makeError, makeTable } from "./elements.js";
@@ -7,9 +7,11 @@ const LOOK_MS = 1500;
 const QUEUES_SHOWN = 50;
 const DEAD_SHOWN = 20;
 const VISIBILITY_S = 60;
+const NEAR_RATIO = 0.8;
 const COLUMNS = [
   { title: "queue" },
   { title: "messages", isNumber: true },
+  { title: "full", isNumber: true },
   { title: "leased", isNumber: true },
   { title: "parked requests", isNumber: true },
   { title: "in/s", isNumber: true },
@@ -56,7 +58,7 @@ async function look() {
 
 function showList(rows) {
   if (rows.length === 0) {
-    byId("queue-list").replaceChildren(make("p", { class: "panel calm" }, "There is no queue yet. Make one below."));
+    byId("queue-list").replaceChildren(make("p", { class: "panel calm" }, "There are no queues yet. Create one below."));
     return;
   }
   const table = makeTable(
@@ -64,6 +66,7 @@ function showList(rows) {
     rows.map(({ queue, statistics }) => [
       make("button", { type: "button", class: "link", onclick: () => choose(queue.name) }, queue.name),
       formatNumber(statistics.messages),
+      makeFill(queue, statistics),
       formatNumber(statistics.leased),
       formatNumber(statistics.parked),
       formatNumber(statistics.enqueued_s),
@@ -75,10 +78,18 @@ function showList(rows) {
     "Queues",
   );
   [...table.tBodies[0].rows].forEach((row, at) => row.classList.toggle("chosen", rows[at].queue.name === chosen));
-  // Drawn anew every second or so: whoever is on a button stays on it.
+  // The table is replaced about every second; the focused button must keep the focus.
   const focused = [...byId("queue-list").querySelectorAll("button")].indexOf(document.activeElement);
   byId("queue-list").replaceChildren(table);
   if (focused >= 0) table.querySelectorAll("button")[focused]?.focus();
+}
+
+/** Shows how full a queue is. Marked when it is nearly full, unless it is meant to be full. */
+function makeFill(queue, statistics) {
+  const isRing = queue.filter !== null && queue.policy === "drop-oldest";
+  const isOver = statistics.is_overflowing || statistics.holding_back_s > 0;
+  const kind = isOver ? "over" : statistics.fill_ratio >= NEAR_RATIO && !isRing ? "near" : "";
+  return make("span", { class: kind }, `${Math.floor(statistics.fill_ratio * 100)} %`);
 }
 
 function showQueue({ queue, statistics }) {
@@ -91,11 +102,15 @@ function showQueue({ queue, statistics }) {
     ["delivered", formatNumber(statistics.delivered)],
     ["delivered again", formatNumber(statistics.redelivered)],
     ["deleted", formatNumber(statistics.deleted)],
-    ["messages a hit", formatNumber(statistics.messages_a_hit)],
+    ["messages per hit", formatNumber(statistics.messages_a_hit)],
     ["size", `${formatNumber(statistics.bytes / 1024)} KiB`],
     ["method", statistics.method],
     ["durability", statistics.durability],
     ["physical queues", statistics.physical.length],
+    ["when full", queue.policy === "block" ? `waits ${formatAge(queue.block_s)}, then ${queue.after_block}` : queue.policy],
+    ["refused notifications", formatNumber(statistics.notifications_refused)],
+    ["lifetime", queue.lifetime_s === null ? "no limit" : formatAge(queue.lifetime_s)],
+    ["expired", formatNumber(statistics.expired_messages)],
   ];
   byId("queue-facts").replaceChildren(
     ...facts.map(([title, value]) => make("div", {}, make("dt", {}, title), make("dd", {}, value))),
@@ -138,16 +153,16 @@ async function putMessage(event) {
 async function takeMessage() {
   await saying("queue-taken", async () => {
     const { messages } = await post(path(chosen, "dequeue"), { max: 1, wait_s: 0, visibility_s: VISIBILITY_S });
-    return messages.length ? makeTaken(chosen, messages[0]) : make("p", { class: "calm" }, "No message waits.");
+    return messages.length ? makeTaken(chosen, messages[0]) : make("p", { class: "calm" }, "No message is waiting.");
   });
 }
 
-/** A message that is leased to this page until it is deleted or given back, or for a minute. */
+/** Shows a message that is leased to this page until it is deleted or given back, for at most a minute. */
 function makeTaken(queue, message) {
   const settle = (action, done) => () =>
     saying("queue-taken", async () => {
       const answer = await post(path(queue, action), { receipts: [message.receipt] });
-      return make("p", { class: answer.stale ? "calm" : "done" }, answer.stale ? "Its lease had ended." : done);
+      return make("p", { class: answer.stale ? "calm" : "done" }, answer.stale ? "Its lease had expired." : done);
     });
   return make(
     "div",

@@ -1,4 +1,4 @@
-// Subscriptions: a filter tried against the live flow, and why a notification satisfies it or does not.
+// Subscriptions: tries a filter on the live notifications, and explains why a notification matches it or not.
 
 import { post, stream } from "./broker.js";
 import { byId, formatNumber, make, makeError } from "./elements.js";
@@ -17,7 +17,7 @@ export async function start() {
   byId("why").addEventListener("submit", (event) => (event.preventDefault(), explain()));
 }
 
-/** What passes by costs the broker a delivery each, so it is asked for only while somebody looks. */
+/** Subscribes to everything only while shown, because each notification costs the broker a delivery. */
 export function show() {
   if (passing !== null) return;
   passing = new AbortController();
@@ -30,7 +30,7 @@ export function hide() {
   passing = null;
 }
 
-/** Any of those that come within a second is as likely to be shown. */
+/** Picks one of the notifications of a second, each with the same probability. */
 function sample(notification) {
   sampled.of += 1;
   if (Math.random() * sampled.of < 1) sampled.notification = notification;
@@ -51,7 +51,7 @@ function tryFilter() {
   const showSoon = () => {
     if (mine.signal.aborted) return;
     prepend(byId("matching"), waiting.splice(0).reverse());
-    byId("try-count").textContent = `${formatNumber(count)} so far${missed ? `, ${formatNumber(missed)} missed: they come too fast` : ""}`;
+    byId("try-count").textContent = `${formatNumber(count)} so far${missed ? `, ${formatNumber(missed)} missed because they arrive too fast` : ""}`;
   };
   byId("try-error").replaceChildren();
   byId("matching").replaceChildren();

@@ -1,20 +1,21 @@
-"""Air quality: what stations send becomes readings, windows, an index and alerts. Functions from DataFrames to
-DataFrames; `air_quality_job` calls them once a micro-batch.
+"""Air quality: turns the messages of stations into readings, windows, an index and alerts.
+
+These are functions from DataFrames to DataFrames; `air_quality_job` calls them once per micro-batch.
 
     messages ─► parse ─► readings ─► judge ─► windows ─► index
                   └► set_aside         │         └► exceedances ─► alerts, open_runs
                                        └► new, duplicate, late
 
-A reading is one value of one pollutant: a message holds several. Its identity is (station, pollutant, time), not the
-message's device and number: a device that has restarted sends the same reading under another number.
+A reading is one value of one pollutant; a message holds several. A reading is identified by (station, pollutant, time),
+not by the message's device and number: a device that restarts sends the same reading under another number.
 
-Windows are tumbling and aligned to 1970 in UTC. The watermark is the latest time seen, less a delay; a window is closed
-once the watermark has reached its end, and is computed then, once. Until then its readings are `open`. So every reading
-is one of: new, a duplicate of one in an open window (the first that came counts), or late: its window is closed.
+Windows are tumbling and aligned to 1970 in UTC. The watermark is the latest time seen, less a delay. A window closes
+when the watermark reaches its end, and is computed then, once. Until then its readings are `open`. Every reading that
+arrives is new, a duplicate of one in an open window (the first to arrive counts), or late because its window is closed.
 
-All of them depend on the rows they are given and not on their order, so that a batch that is done again after a crash
-gives the same again. What may go wrong here: a clock that is ahead moves the watermark, and makes everybody else late;
-hence a time that is more than `ahead_s` after its arrival is set aside.
+All results depend only on the rows given, not on their order, so a batch that is repeated after a crash gives the same
+result. What may go wrong: a device whose clock is ahead moves the watermark and makes all other readings late. Hence a
+message whose time is more than `ahead_s` after its arrival is set aside.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tidegate.devices import MAGNITUDES
 from tidegate.devices.air_quality_index import BAND_NAMES, BANDS
 
 POLLUTANTS: Final = tuple(MAGNITUDES.values())
-# What is read of a message's body; a body that does not fit has an _error.
+# The columns read from a message's body. A body that does not fit this schema has an _error.
 BODY_SCHEMA: Final = "station string, name string, time timestamp, " + ", ".join(
     f"`{pollutant}` double" for pollutant in POLLUTANTS
 )
@@ -41,7 +42,7 @@ WINDOW_SCHEMA: Final = (
     "station string, name string, pollutant string, start timestamp, end timestamp, mean double, maximum double, "
     "count long"
 )
-# Consecutive windows above the threshold, of which the last may still be followed by another.
+# A run is a series of consecutive windows above the threshold; the next window may still extend it.
 RUN_SCHEMA: Final = (
     "station string, name string, pollutant string, threshold double, since timestamp, until timestamp, windows long, "
     "peak double"
@@ -55,11 +56,12 @@ _US_PER_S: Final = 1_000_000
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """What is computed. `thresholds` are of the windows' means; `windows` in a row above one are an episode."""
+    """What the job computes. A pollutant exceeds its threshold when the mean of a window is above it. An episode is a
+    series of at least this many `windows` above the threshold."""
 
     window_s: int = 3_600
     watermark_s: int = 7_200
-    # None when times may be made up.
+    # None accepts any time, for readings whose times are simulated.
     ahead_s: int | None = 3_600
     # 180 ug/m3 of NO2 is Madrid's level of notice; the alert level of Directive 2008/50/EC is 400 for three hours.
     thresholds: dict[str, float] = msgspec.field(default_factory=lambda: {"NO2": 180.0})
@@ -67,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def parse(messages: DataFrame, settings: Settings) -> DataFrame:
-    """The messages with a `reason` for which each is set aside; null for the good ones."""
+    """Adds a column `reason` to the messages: why each is set aside, or null for valid messages."""
     values = [F.col(f"`{pollutant}`") for pollutant in POLLUTANTS]
     infinity = F.lit(float("inf"))
     reasons = [
@@ -75,7 +77,7 @@ def parse(messages: DataFrame, settings: Settings) -> DataFrame:
         F.when(F.coalesce(F.col("station"), F.lit("")) == "", "it has no station"),
         F.when(F.col("time").isNull(), "it has no time"),
         F.when(F.coalesce(*values).isNull(), "it has no pollutant"),
-        # Spark orders NaN above infinity.
+        # Spark orders NaN above infinity, so this comparison finds both.
         *(
             F.when(F.abs(value) >= infinity, f"its {pollutant} is no number")
             for pollutant, value in zip(POLLUTANTS, values, strict=True)
@@ -88,7 +90,7 @@ def parse(messages: DataFrame, settings: Settings) -> DataFrame:
 
 
 def set_aside(parsed: DataFrame) -> DataFrame:
-    """What cannot be read: the bytes as they came, why, and where they lay."""
+    """Returns the messages that cannot be used: the original bytes, the reason, and their place in the queue."""
     return parsed.where("reason is not null").select(
         "reason",
         F.col("_queue").alias("queue"),
@@ -100,7 +102,7 @@ def set_aside(parsed: DataFrame) -> DataFrame:
 
 
 def readings(parsed: DataFrame) -> DataFrame:
-    """READING_SCHEMA: one row a value of the good messages."""
+    """Returns one row (READING_SCHEMA) for each value of the valid messages."""
     good = parsed.where("reason is null").withColumnsRenamed({"_queue": "queue", "_sequence": "sequence"})
     return (
         good.unpivot(
@@ -115,9 +117,10 @@ def readings(parsed: DataFrame) -> DataFrame:
 
 
 def judge(arrived: DataFrame, open_readings: DataFrame, watermark_us: int | None, settings: Settings) -> DataFrame:
-    """The readings that have arrived and those of windows that are open, with a `verdict`: open, new, duplicate or
-    late. What is open or new is the content of the windows that are open now."""
+    """Returns the readings that arrived and those of open windows, with a `verdict`: open, new, duplicate or late. The
+    readings with the verdict open or new are the content of the windows that are open now."""
     both = open_readings.withColumn("is_open", F.lit(True)).unionByName(arrived.withColumn("is_open", F.lit(False)))
+    # Readings of open windows sort first, then by place in the queue, so a repeated batch keeps the same one.
     same = Window.partitionBy("station", "pollutant", "time").orderBy(F.desc("is_open"), "queue", "sequence")
     is_late = is_closed(window_end(F.col("time"), settings), watermark_us)
     verdict = (
@@ -130,7 +133,7 @@ def judge(arrived: DataFrame, open_readings: DataFrame, watermark_us: int | None
 
 
 def windows(open_readings: DataFrame, settings: Settings) -> DataFrame:
-    """WINDOW_SCHEMA: mean, maximum and count of each station, pollutant and window."""
+    """Returns mean, maximum and count (WINDOW_SCHEMA) for each station, pollutant and window."""
     return (
         open_readings.groupBy("station", "pollutant", window_end(F.col("time"), settings).alias("end"))
         .agg(
@@ -145,14 +148,17 @@ def windows(open_readings: DataFrame, settings: Settings) -> DataFrame:
 
 
 def index(closed: DataFrame) -> DataFrame:
-    """The European Air Quality Index of each station and window: 1 good to 6 extremely poor, that of the worst of its
-    pollutants, and which (the first by name, if several are as bad). Other pollutants have no index. It is defined for
-    hours; for windows of another width it is that of their mean."""
+    """Returns the European Air Quality Index of each station and window, from 1 (good) to 6 (extremely poor).
+
+    The index of a station is that of its worst pollutant, which is named too (the first by name if several are equally
+    bad). Pollutants outside BANDS have no index. The index is defined for hours; for windows of another width it is
+    computed from their mean."""
     level = reduce(
         lambda levels, pollutant: levels.when(F.col("pollutant") == pollutant, _level(BANDS[pollutant])),
         BANDS,
         F.when(F.lit(False), 0),
     )
+    # The minimum of (-level, pollutant): the highest level, and the first name among equals.
     worst = F.min(F.struct((-F.col("level")).alias("negative"), "pollutant"))
     names = F.array(*(F.lit(name) for name in BAND_NAMES))
     return (
@@ -174,8 +180,10 @@ def index(closed: DataFrame) -> DataFrame:
 
 
 def exceedances(closed: DataFrame, runs: DataFrame, settings: Settings) -> DataFrame:
-    """Windows above their threshold behind the runs of before, each with the `run` that it belongs to and how long and
-    how high that is so far. A window that is below the threshold, or is missing, leaves a gap, and that ends a run."""
+    """Returns the earlier runs and the closed windows above their threshold, each with the number of its `run`.
+
+    Each row also has the length and the peak of its run so far. A window that is missing or not above the threshold
+    leaves a gap, and a gap ends a run."""
     thresholds = F.create_map(*(F.lit(part) for pair in settings.thresholds.items() for part in pair))
     above = (
         closed.withColumn("threshold", thresholds[F.col("pollutant")])
@@ -212,8 +220,9 @@ def exceedances(closed: DataFrame, runs: DataFrame, settings: Settings) -> DataF
 
 
 def alerts(exceeding: DataFrame, watermark_us: int, settings: Settings) -> DataFrame:
-    """ALERT_SCHEMA: one where a run has become long enough to be an episode, and one where an episode has ended. They
-    are the same whatever the batches in which the windows were closed."""
+    """Returns an alert (ALERT_SCHEMA) for each run that becomes long enough to be an episode, and for each episode that
+    ends. The alerts do not depend on how the closed windows were divided into batches."""
+    # A run that was known before has already been announced when it reached this length.
     begins = exceeding.where(~F.col("is_known") & (F.col("windows") == settings.windows))
     ends = _whole_runs(exceeding).where(_is_over(watermark_us, settings) & (F.col("windows") >= settings.windows))
     return (
@@ -234,7 +243,7 @@ def alerts(exceeding: DataFrame, watermark_us: int, settings: Settings) -> DataF
 
 
 def open_runs(exceeding: DataFrame, watermark_us: int, settings: Settings) -> DataFrame:
-    """RUN_SCHEMA: the runs that the next window may make longer."""
+    """Returns the runs (RUN_SCHEMA) that the next window may extend."""
     return _whole_runs(exceeding).where(~_is_over(watermark_us, settings))
 
 
@@ -245,7 +254,7 @@ def window_end(time: Column, settings: Settings) -> Column:
 
 
 def is_closed(end: Column, watermark_us: int | None) -> Column:
-    """Whether a window is closed. Before the first reading there is no watermark, and none is."""
+    """Returns whether a window is closed. Before the first reading there is no watermark, and all windows are open."""
     return F.lit(False) if watermark_us is None else F.unix_micros(end) <= watermark_us
 
 
@@ -269,7 +278,7 @@ def _whole_runs(exceeding: DataFrame) -> DataFrame:
 
 
 def _is_over(watermark_us: int, settings: Settings) -> Column:
-    """The window behind a run is closed, and was not above the threshold."""
+    """Returns whether a run has ended: the next window is closed, and it did not extend the run."""
     return is_closed(_later(F.col("until"), settings.window_s), watermark_us)
 
 

@@ -1,16 +1,16 @@
-"""The air-quality job: from a queue to a history of Parquet tables, and alerts back to the broker.
+"""The air-quality job: reads a queue, writes a history of Parquet tables, and publishes alerts to the broker.
 
-    query "readings":  queue ─► once a batch: readings, late, set_aside, windows, index, alerts ─► history
+    query "readings":  queue ─► for each batch: readings, late, set_aside, windows, index, alerts ─► history
     query "alerts":    history's alerts ─► broker
 
-Why two queries: a query has one source and one sink, and only one may read a queue, since it deletes what it has read.
-The first does all the work in `foreachBatch`, where one batch can go to several tables. It is exactly once in effect
-because of `history`: a batch depends on its rows and on the state before it, and its parts appear once. The second
-reads the files of the alerts, which appear once, and the sink publishes each batch once.
+Why two queries: a query has one source and one sink, and only one query may read a queue, since it deletes the messages
+it has read. The first query does all the work in `foreachBatch`, where one batch can go to several tables. It is
+exactly-once in effect because of `history`: a batch depends only on its rows and on the state before it, and its parts
+appear once. The second query reads the alert files, which appear once, and the sink publishes each batch once.
 
-Why the state is ours and not one of Spark's operators: those drop what is late or a duplicate and count it only in
-passing, so that a crash makes the counts wrong. Here every message and reading is in a table or in a count that is
-saved together with the batch. The price: the readings of open windows are written again with each batch.
+Why the job keeps its own state instead of using Spark's stateful operators: those drop late and duplicate rows and
+count them only in passing, so a crash makes the counts wrong. Here every message and reading is in a table or in a
+count that is saved together with the batch. The cost: the readings of open windows are written again with each batch.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from tidegate.pipeline import air_quality
 from tidegate.pipeline.air_quality import Settings
 from tidegate.pipeline.history import History, count_rows
 from tidegate.pipeline.options import parse_sink_options
-from tidegate.pipeline.progress import failures_in_short, follow
+from tidegate.pipeline.progress import follow, spark_failures_as_errors
 from tidegate.pipeline.progress_publisher import ProgressPublisher
 
 PIPELINE: Final = "air-quality"
-# The queries, and where their checkpoints are.
+# Names of the queries and of their checkpoint directories.
 READINGS: Final = "readings"
 ALERTS: Final = "alerts"
 _US_PER_S: Final = 1_000_000
@@ -41,8 +41,8 @@ _US_PER_S: Final = 1_000_000
 
 @dataclass(frozen=True)
 class Job:
-    """Where the job reads, writes and publishes. Without `publishes` its alerts are in the history only, and it does
-    not tell of its progress."""
+    """Where the job reads, writes and publishes. Without `publishes`, alerts are in the history only, and the job does
+    not publish its progress."""
 
     queue: str
     broker: dict[str, str]
@@ -54,8 +54,8 @@ class Job:
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """What has become of everything since the history began. messages = set_aside + those that have readings; each of
-    their values is a reading, a duplicate or late."""
+    """Counts since the history began. Every message is set aside or has readings; each value of the latter is counted
+    under readings, duplicates or late."""
 
     messages: int = 0
     set_aside: int = 0
@@ -71,26 +71,30 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class State(msgspec.Struct, frozen=True):
-    """What a batch leaves to the next, besides the readings of open windows and the open runs."""
+    """What a batch passes on to the next, besides the tables of open readings and open runs."""
 
     watermark_us: int | None = None
     totals: Totals = Totals()
 
 
 def run(spark: SparkSession, job: Job, *, once: bool) -> None:
-    """Works off what is in the queue (`once`), or goes on until Ctrl-C."""
+    """Runs the job until Ctrl-C, or with `once` until it has processed what is in the queue now."""
     history = History(job.out)
-    look = ProgressPublisher(PIPELINE, parse_sink_options(job.broker).broker).tell if job.publishes else None
+    on_progress = ProgressPublisher(PIPELINE, parse_sink_options(job.broker).broker).publish if job.publishes else None
     with history.open(job.settings, READINGS):
         if once:
-            follow([start_readings(spark, job, history, once=True)], look=look)
-            follow([start_alerts(spark, job, history, once=True)], look=look)
+            # One after the other: the second query ends as soon as it has read the alerts that exist when it starts.
+            follow([start_readings(spark, job, history, once=True)], on_progress=on_progress)
+            follow([start_alerts(spark, job, history, once=True)], on_progress=on_progress)
         else:
-            follow([start(spark, job, history, once=False) for start in (start_readings, start_alerts)], look=look)
+            follow(
+                [start(spark, job, history, once=False) for start in (start_readings, start_alerts)],
+                on_progress=on_progress,
+            )
 
 
 def read_totals(out: Path) -> Totals:
-    """Those of a history, as of its last finished batch."""
+    """Returns the totals of a history as of its last finished batch."""
     history = History(out)
     batch = history.last_batch()
     return history.state(batch, State).totals if batch >= 0 else Totals()
@@ -107,13 +111,15 @@ def start_readings(spark: SparkSession, job: Job, history: History, *, once: boo
 
 
 def start_alerts(spark: SparkSession, job: Job, history: History, *, once: bool) -> StreamingQuery:
-    """Alerts that are not published are passed over for good: a history that was filled from old readings alerts nobody
-    to them when it goes on with new ones."""
+    """Starts the query that publishes alerts.
+
+    Without `publishes` the query discards the alerts but still advances its checkpoint. So a history that was filled
+    from old readings never publishes alerts about them when the job continues with new readings."""
     alerts = (
         spark.readStream.schema(air_quality.ALERT_SCHEMA)
-        # A file counts however old it is when the job is started again.
+        # Spark ignores files older than this; a restarted job must still read old ones.
         .option("maxFileAge", "36500d")
-        # No columns made of the names of directories, which come only with the first file.
+        # Without this Spark infers columns from directory names, which do not exist before the first file.
         .option("recursiveFileLookup", "true")
         .parquet(history.table("alerts"))
     )
@@ -128,13 +134,14 @@ def _start(writer: DataStreamWriter, job: Job, history: History, name: str, *, o
 
 
 class Batches:
-    """What is done with each batch of messages. Runs on the driver."""
+    """Processes each batch of messages. Runs on the driver."""
 
     def __init__(self, history: History, settings: Settings) -> None:
         self._history = history
         self._settings = settings
 
     def on_batch(self, messages: DataFrame, batch: int) -> None:
+        # After a crash Spark may repeat a batch whose state was already saved.
         if self._history.has_state(batch):
             return
         before = self._history.state(batch - 1, State) if batch > 0 else State()
@@ -143,7 +150,7 @@ class Batches:
         arrived = air_quality.readings(parsed)
         judged = air_quality.judge(arrived, open_before, before.watermark_us, self._settings).persist()
         try:
-            with failures_in_short():
+            with spark_failures_as_errors():
                 self._keep(parsed, judged, before, batch)
         finally:
             judged.unpersist()
@@ -169,11 +176,11 @@ class Batches:
     def _close(
         self, open_readings: DataFrame, runs: DataFrame, watermark_us: int, batch: int
     ) -> tuple[DataFrame, Totals]:
-        """Windows that are over, their index and their alerts; the runs that are left, and how many of each."""
+        """Writes the closed windows, their index and their alerts. Returns the runs still open, and the counts."""
         settings = self._settings
         window_parts = self._append(air_quality.windows(open_readings, settings), "windows", "start", batch)
-        # As they are written: the last bit of a mean depends on the order of its rows, which differs when a batch is
-        # done again.
+        # Read the windows back from the files: the last bit of a mean depends on the order of its rows, which may
+        # differ when a batch is repeated.
         closed = self._history.read(runs.sparkSession, window_parts, air_quality.WINDOW_SCHEMA)
         self._append(air_quality.index(closed), "index", "start", batch)
         exceeding = air_quality.exceedances(closed, runs, settings)
@@ -186,7 +193,7 @@ class Batches:
 
 
 def _count(parsed: DataFrame, judged: DataFrame) -> tuple[Totals, int | None]:
-    """How many of what a batch has, and the latest time that is known after it."""
+    """Returns the counts of a batch, and the latest time among its readings and the open ones."""
     messages, set_aside = parsed.agg(F.count("*"), F.count("reason")).collect()[0]
     verdicts = judged.groupBy("verdict").agg(F.count("*"), F.max(F.unix_micros("time"))).collect()
     rows = {verdict: count for verdict, count, _latest_us in verdicts}
@@ -201,12 +208,12 @@ def _count(parsed: DataFrame, judged: DataFrame) -> tuple[Totals, int | None]:
 
 
 def _advance(watermark_us: int | None, latest_us: int | None, settings: Settings) -> int | None:
-    """A watermark never goes back."""
+    """Returns the new watermark, which is never earlier than the old one."""
     reached = [] if latest_us is None else [latest_us - settings.watermark_s * _US_PER_S]
     return max(reached + ([] if watermark_us is None else [watermark_us]), default=None)
 
 
 def _closes_windows(before_us: int | None, after_us: int, settings: Settings) -> bool:
-    """Whether the end of a window lies between them."""
+    """Returns whether the watermark passes the end of a window between these two times."""
     width_us = settings.window_s * _US_PER_S
     return before_us is None or before_us // width_us < after_us // width_us

@@ -1,8 +1,8 @@
-"""The link to the broker from Spark's Python workers: one a process and broker, kept while the worker lives.
+"""The connection from Spark's Python workers to the broker: one per process and broker, kept while the worker lives.
 
-Every step is bounded: while the broker does not answer, the client connects again and again; after the option
-retryTimeoutS the step fails with the cure, and so does its task or query. `ask` is one step; what `run` runs has
-several, each `within` that time.
+Every step has a time limit. While the broker does not answer, the client keeps reconnecting; after the option
+retryTimeoutS the step fails with a remedy, and so does its task or query. `ask` runs a single step. Work passed to
+`run` has several, each wrapped in `within`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from tidegate.pipeline.options import BrokerOptions
 
 T = TypeVar("T")
 
-# A broker that is away for longer than this is told of on standard error, once a step.
-TELL_AFTER_S: Final = 3.0
+# A step that waits for the broker longer than this reports it on standard error, once.
+REPORT_AFTER_S: Final = 3.0
 
 _links: dict[BrokerOptions, SyncConnection] = {}
 
 
 def ask(options: BrokerOptions, question: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
-    """Runs `question` on this process's connection to the broker. Unavailable when it takes longer than it may."""
+    """Runs `question` on this process's connection to the broker. Raises Unavailable after the time limit."""
     return run(options, lambda connection: within(options, question(connection)))
 
 
 def run(options: BrokerOptions, work: Callable[[Connection], Coroutine[Any, Any, T]]) -> T:
-    """Runs `work`, whose steps are `within` their time, on this process's connection."""
+    """Runs `work` on this process's connection. Each of its steps must be wrapped in `within`."""
     link = _link(options)
     return answer(options, link.start(work(link.connection)))
 
 
 def ask_soon(options: BrokerOptions, question: Callable[[Connection], Coroutine[Any, Any, T]]) -> Future[T]:
-    """As `ask`, but `answer` waits."""
+    """Starts `question` as `ask` does, without waiting; `answer` waits for the result."""
     link = _link(options)
     return link.start(within(options, question(link.connection)))
 
 
 def answer(options: BrokerOptions, asked: Future[T]) -> T:
-    """Waits for what was asked. After a broker that was away the next step begins with a new connection."""
+    """Waits for the result of `ask_soon`. If the broker is unavailable, the next step opens a new connection."""
     try:
         return asked.result()
     except Unavailable:
@@ -52,7 +52,8 @@ def answer(options: BrokerOptions, asked: Future[T]) -> T:
 
 
 async def within(options: BrokerOptions, step: Coroutine[Any, Any, T]) -> T:
-    told = asyncio.get_running_loop().call_later(TELL_AFTER_S, _tell, options)
+    """Awaits one step. Raises Unavailable after retryTimeoutS."""
+    report = asyncio.get_running_loop().call_later(REPORT_AFTER_S, _report_waiting, options)
     try:
         async with asyncio.timeout(options.retry_timeout_s):
             return await step
@@ -60,14 +61,14 @@ async def within(options: BrokerOptions, step: Coroutine[Any, Any, T]) -> T:
         raise Unavailable(
             "U710",
             f"the broker at {options.address} has not answered for {options.retry_timeout_s:g} s",
-            "see to it, and start the query again with the same checkpoint: nothing is lost",
+            "check that the broker is running, then start the query again with the same checkpoint: nothing is lost",
         ) from None
     finally:
-        told.cancel()
+        report.cancel()
 
 
 def close_links() -> None:
-    """Ends the connections of this process; for programs that go on when their last step is done."""
+    """Closes this process's connections, for programs that keep running after their last step."""
     for options in list(_links):
         _forget(options)
 
@@ -84,13 +85,13 @@ def _link(options: BrokerOptions) -> SyncConnection:
 
 
 def _forget(options: BrokerOptions) -> None:
-    """The next step starts with a new connection."""
+    """Closes and drops the connection, so that the next step opens a new one."""
     link = _links.pop(options, None)
     if link is not None:
         link.__exit__(Unavailable, None, None)
 
 
-def _tell(options: BrokerOptions) -> None:
+def _report_waiting(options: BrokerOptions) -> None:
     print(
         f"tidegate: waiting for the broker at {options.address}, for at most {options.retry_timeout_s:g} s",
         file=sys.stderr,

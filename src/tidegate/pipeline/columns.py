@@ -1,11 +1,14 @@
-"""Columns: what a row of the source has, made from a page of a range read as one Arrow batch.
+"""Columns: turns a page of a range read into the rows of the source, as one Arrow batch.
 
-Columns about the message have names that begin with an underscore; every other column is an attribute of its body,
-which is a map in MessagePack. A body that is none, or has an attribute of another type, gives nulls and an `_error`;
-nothing is dropped.
+Columns about the message have names that begin with an underscore. Every other column is an attribute of the body,
+which is a map in MessagePack. A body that is not a map, or has an attribute of another type, gives nulls and an
+`_error`; no row is dropped.
 
-Columns about messages are made by a kernel, from bytes to bytes; bodies are decoded one by one, when a column of them
-is wanted.
+A kernel builds the columns about messages, from bytes to bytes. Bodies are decoded one by one, and only when the schema
+has a column of the body.
+
+What may go wrong: a page is malformed. That is ProtocolError P303; the lengths are checked before a kernel
+reads the page.
 """
 
 from __future__ import annotations
@@ -38,12 +41,14 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.errors import ConfigError, QueueError
+from tidegate.errors import ConfigError, ProtocolError, QueueError
 from tidegate.messages import Page, Record
 from tidegate.pipeline import page_kernel
 from tidegate.pipeline.page_kernel import BODY, CHECKSUM_BYTES, DEVICE, DEVICE_SEQUENCE, GROUP, HEADERS
 
 ERROR: Final = "_error"
+# The largest time whose microseconds fit into 64 bits.
+TIME_S_MAX: Final = 9e12
 MESSAGE_COLUMNS: Final[dict[str, DataType]] = {
     "_queue": IntegerType(),
     "_sequence": LongType(),
@@ -74,29 +79,31 @@ _decode_headers = msgspec.msgpack.Decoder(dict[str, str]).decode
 
 
 def full_schema(body: str) -> str:
-    """The columns of the body that a user names, and behind them all columns about the message. Spark reads it."""
+    """Returns Spark's text of the schema: the columns of the body that the user named, then all message columns."""
     message = [f"{name} {kind.simpleString()}" for name, kind in MESSAGE_COLUMNS.items()]
     return ", ".join([body, *message] if body else message)
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises when a column about the message has another type, or a column of the body one that no body has."""
+    """Raises ConfigError if a message column has the wrong type, or a body column one that bodies cannot hold."""
     for field in schema.fields:
         if field.name in MESSAGE_COLUMNS:
             expected = MESSAGE_COLUMNS[field.name]
             if field.dataType != expected:
                 found = field.dataType.simpleString()
-                raise ConfigError("C420", f"column {field.name} is {found}", f"it is {expected.simpleString()}")
+                raise ConfigError(
+                    "C420", f"column {field.name} has the type {found}", f"declare it as {expected.simpleString()}"
+                )
         elif field.name.startswith("_"):
             raise ConfigError(
-                "C420", f"there is no column {field.name}", f"columns about the message: {', '.join(MESSAGE_COLUMNS)}"
+                "C420", f"{field.name} is not a message column", f"use one of: {', '.join(MESSAGE_COLUMNS)}"
             )
         else:
             _python_type(field.name, field.dataType)
 
 
 class Columns:
-    """Makes the columns of one schema, of messages of one physical queue."""
+    """Makes the columns of one schema from messages of one physical queue."""
 
     def __init__(self, schema: StructType, physical: int, *, is_strict: bool) -> None:
         self._arrow = to_arrow_schema(schema, timezone="UTC")
@@ -125,7 +132,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
     def _bodies(self, found: _Records) -> dict[str, Sequence[Any]]:
-        """The columns of the bodies, and why some of them have none."""
+        """Decodes the bodies into columns, and adds the column of errors."""
         rows: list[tuple[Any, ...]] = []
         errors: list[str | None] = []
         nothing = (None,) * len(self._body_fields)
@@ -137,8 +144,8 @@ class Columns:
                 if self._is_strict:
                     raise QueueError(
                         "Q913",
-                        f"the body of message {self._physical}/{found.sequences[index]} does not fit: {error}",
-                        "correct the schema, or read with mode = permissive and look at _error",
+                        f"message {self._physical}/{found.sequences[index]} does not fit the schema: {error}",
+                        "correct the schema, or read with mode = permissive and check the column _error",
                     ) from error
                 rows.append(nothing)
                 errors.append(str(error))
@@ -147,12 +154,14 @@ class Columns:
 
 
 class _Records:
-    """The records of a page, and where their parts lie in its bytes."""
+    """The records of a page, and where each of their parts starts and ends in its bytes."""
 
     def __init__(
         self, page: Page, data: bytes | memoryview, parts: NDArray[np.int64], times: NDArray[np.float64]
     ) -> None:
         self.sequences = np.frombuffer(page.sequences, "<u8").astype(np.int64)
+        if not (np.abs(times) < TIME_S_MAX).all():
+            raise _malformed("the time of a record is out of range")
         self.parts = parts
         self.times = times
         self.have_headers = True
@@ -163,27 +172,34 @@ class _Records:
 
     @classmethod
     def of(cls, page: Page) -> _Records:
-        ends = np.frombuffer(page.ends, "<u4")
+        ends = _ends(page)
         parts = np.empty((len(ends), page_kernel.PARTS), np.int64)
         times = np.empty(len(ends), np.uint64)
         understood, with_headers = page_kernel.find_parts(np.frombuffer(page.records, np.uint8), ends, parts, times)
         if understood < len(ends):
-            return cls._more_closely(page, ends.tolist())
+            return cls._decode_each(page, ends.tolist())
         found = cls(page, page.records, parts, times.view(np.float64))
         found.have_headers = with_headers > 0
         return found
 
     @classmethod
-    def _more_closely(cls, page: Page, ends: list[int]) -> _Records:
-        """For a page with a record that the kernel does not take: each is decoded, and its parts are put together as
-        pieces that are what they should be. A body may be any bytes that its producer took for MessagePack."""
+    def _decode_each(cls, page: Page, ends: list[int]) -> _Records:
+        """Decodes the records one by one, for a page with a record that the kernel rejects.
+
+        Such a record may still be valid: a body may be any bytes that its producer took for MessagePack. The parts are
+        copied into new bytes, in the form that the kernel accepts."""
         data = bytearray()
         parts = np.empty((len(ends), page_kernel.PARTS), np.int64)
         times = np.empty(len(ends), np.float64)
         start = 0
         for index, end in enumerate(ends):
-            record = _decode_record(page.records[start + CHECKSUM_BYTES : end])
+            try:
+                record = _decode_record(page.records[start + CHECKSUM_BYTES : end])
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise _malformed(f"record {index}: {error}") from error
             start = end
+            if not 0 <= record.sequence < 1 << 63:
+                raise _malformed(f"record {index}: {record.sequence} is not a valid sequence")
             times[index] = record.enqueued_at
             parts[index, DEVICE_SEQUENCE] = record.sequence
             for column, piece in (
@@ -198,7 +214,7 @@ class _Records:
         return cls(page, bytes(data), parts, times)
 
     def texts(self, column: int, kind: Any) -> pa.Array:
-        """A column of texts or bytes, as Arrow keeps it."""
+        """Returns a column of texts or bytes as an Arrow array."""
         starts, stops = self.parts[:, column], self.parts[:, column + 1]
         gathered = np.empty(int((stops - starts).sum()), np.uint8)
         offsets = np.empty(len(self) + 1, np.int32)
@@ -214,12 +230,31 @@ class _Records:
         if not self.have_headers:
             nothing = pa.array([], pa.string())
             return pa.MapArray.from_arrays(pa.array(np.zeros(len(self) + 1, np.int32)), nothing, nothing)
-        decoded = [list(_decode_headers(piece).items()) for piece in self.pieces(HEADERS)]
+        try:
+            decoded = [list(_decode_headers(piece).items()) for piece in self.pieces(HEADERS)]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _malformed(f"headers: {error}") from error
         return pa.array(decoded, pa.map_(pa.string(), pa.string()))
 
 
+def _ends(page: Page) -> NDArray[np.uint32]:
+    """Returns where the records of a page end: ascending, within its bytes, and as many as there are sequences."""
+    if len(page.ends) % 4 or len(page.sequences) != 2 * len(page.ends):
+        raise _malformed(f"{len(page.ends)} bytes of ends, {len(page.sequences)} of sequences")
+    ends = np.frombuffer(page.ends, "<u4")
+    if len(ends) and (ends[-1] != len(page.records) or (ends[1:] < ends[:-1]).any()):
+        raise _malformed(f"the ends of {len(ends)} records do not fit {len(page.records)} bytes")
+    return ends
+
+
+def _malformed(why: str) -> ProtocolError:
+    return ProtocolError(
+        "P303", f"a page of a queue is malformed: {why}", "run the same Tidegate version on the broker and in Spark"
+    )
+
+
 def _body_type(fields: Sequence[StructField]) -> type[msgspec.Struct]:
-    """A struct with one optional field a column; attribute names need not be names of Python."""
+    """Returns a struct with an optional field per column. Attribute names need not be identifiers of Python."""
     kinds = [_python_type(field.name, field.dataType) for field in fields]
     members = [(f"c{index}", kind | None, None) for index, kind in enumerate(kinds)]
     names = {f"c{index}": field.name for index, field in enumerate(fields)}
@@ -235,7 +270,7 @@ def _python_type(name: str, kind: DataType) -> Any:
     if found is None:
         raise ConfigError(
             "C420",
-            f"column {name} is {kind.simpleString()}, which no body has",
+            f"column {name} has the type {kind.simpleString()}, which no body can hold",
             "use string, boolean, numbers, binary, date, timestamp, and arrays and maps of them",
         )
     return found

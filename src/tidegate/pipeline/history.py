@@ -1,18 +1,18 @@
-"""History: a directory of Parquet tables that grows by micro-batches, each of which leaves its rows there exactly once.
+"""History: a directory of Parquet tables that grows by micro-batches, each of which adds its rows exactly once.
 
-    DIR/settings.json                         what made it; another job does not go on with it
+    DIR/settings.json                         the settings of the job; a job with other settings is refused
     DIR/<table>/day=2026-01-01/batch=7/       the rows of one table, day and batch
-    DIR/state/batch=7/                        what the next batch needs to know, and that batch 7 is done
+    DIR/state/batch=7/                        the state for the next batch; it exists once batch 7 is done
     DIR/checkpoint/                           Spark's own: which batch is next, and which rows it has
-    DIR/staging/                              what is being written
+    DIR/staging/                              parts that are being written
 
-A part is written to `staging` and renamed into its place when it is complete; the state comes last. When a driver dies,
-Spark gives the batch to its successor with the same rows. The parts that are there already stay as they are, the
-others are made, and a batch that has its state is not done again. Hence a batch must depend on nothing but its rows
-and the state before it; then every reader sees each row once, whenever the driver died, and however often.
+A part is written to `staging` and renamed into its place when it is complete; the state comes last. If the driver dies,
+Spark gives the same batch with the same rows to the next driver. Parts that already exist stay as they are, the missing
+ones are written, and a batch that has its state is skipped. Hence a batch must depend only on its rows and on the state
+before it. Then every reader sees each row once, whenever and however often the driver dies.
 
-DIR is on the machine, or is a file system that the driver and all executors share; renaming there must be atomic. What
-may go wrong here: a directory of something else, other settings, or a second job at the same time.
+DIR is local, or on a file system that the driver and all executors share; renaming there must be atomic. What may go
+wrong: the directory holds something else or was made with other settings, or a second job uses it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tidegate.errors import ConfigError
 
 T = TypeVar("T")
 
-# Spark may ask for the last batch again, which starts from the state before it.
+# Spark may repeat the last batch, which starts from the state before it.
 STATES_KEPT: Final = 2
 SETTINGS_FILE: Final = "settings.json"
 LOCK_FILE: Final = "lock"
@@ -41,24 +41,26 @@ STATE_FILE: Final = "state.json"
 
 
 class History:
-    """The directory of one job, which has it for itself while it is `open`."""
+    """The directory of one job. While it is `open`, a lock keeps other jobs out."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
 
     @contextmanager
     def open(self, settings: msgspec.Struct, query: str) -> Iterator[None]:
-        """For the query whose batches make it. Raises when the directory is in use, or holds something else."""
+        """Locks the directory for the query that fills it. ConfigError if it is in use or holds something else."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             lock = (self._directory / LOCK_FILE).open("w")
         except OSError as error:
-            raise ConfigError("C425", f"{self._directory} cannot be used: {error.strerror}", _ANOTHER) from error
+            raise ConfigError(
+                "C425", f"{self._directory} cannot be used: {error.strerror}", _ANOTHER_DIRECTORY
+            ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise ConfigError("C427", f"another job is using {self._directory}", "end it first") from error
+                raise ConfigError("C427", f"another job is using {self._directory}", "stop that job first") from error
             self._claim(settings, query)
             shutil.rmtree(self._directory / "staging", ignore_errors=True)
             yield
@@ -67,13 +69,13 @@ class History:
         return str(self._directory / "checkpoint" / query)
 
     def table(self, name: str) -> str:
-        """Its path. The directory is there, with rows or without."""
+        """Returns the path of a table, and creates its directory if it has no rows yet."""
         path = self._directory / name
         path.mkdir(exist_ok=True)
         return str(path)
 
     def append(self, rows: DataFrame, table: str, batch: int) -> list[str]:
-        """Adds the rows of a batch, which have a column `day`; the paths of all its parts."""
+        """Adds the rows of a batch, which must have a column `day`. Returns the paths of all its parts."""
         staged = self._stage()
         rows.repartition("day").write.partitionBy("day").parquet(str(staged))
         parts = []
@@ -87,7 +89,7 @@ class History:
         return parts
 
     def read(self, spark: SparkSession, parts: list[str], schema: str) -> DataFrame:
-        """What `append` has left there; empty when it had nothing to add."""
+        """Reads the parts that `append` returned; no parts give an empty DataFrame."""
         return spark.read.schema(schema).parquet(*parts) if parts else spark.createDataFrame([], schema)
 
     # The state between two batches: a value, and tables.
@@ -96,7 +98,7 @@ class History:
         return self._state(batch).exists()
 
     def last_batch(self) -> int:
-        """The last that is done; -1 before the first."""
+        """Returns the number of the last finished batch; -1 before the first."""
         return max((int(path.name.removeprefix("batch=")) for path in self._states()), default=-1)
 
     def state(self, batch: int, kind: type[T]) -> T:
@@ -104,16 +106,18 @@ class History:
         try:
             return msgspec.json.decode(path.read_bytes(), type=kind)
         except (OSError, msgspec.DecodeError) as error:
-            raise ConfigError("C425", f"the state of batch {batch} is not in {path}: {error}", _ANOTHER) from error
+            raise ConfigError(
+                "C425", f"the state of batch {batch} cannot be read from {path}: {error}", _ANOTHER_DIRECTORY
+            ) from error
 
     def state_table(self, spark: SparkSession, batch: int, name: str, schema: str) -> DataFrame:
-        """A table of the state after a batch; empty before the first."""
+        """Reads a table of the state after a batch; empty before the first batch."""
         if batch < 0:
             return spark.createDataFrame([], schema)
         return spark.read.schema(schema).parquet(str(self._state(batch) / name))
 
     def save_state(self, batch: int, value: object, **tables: DataFrame) -> None:
-        """The batch is done."""
+        """Saves the state after a batch. This marks the batch as done."""
         staged = self._stage()
         staged.mkdir(parents=True)
         for name, rows in tables.items():
@@ -131,7 +135,9 @@ class History:
             ours = (LOCK_FILE, staged.name)
             others = sorted(each.name for each in self._directory.iterdir() if each.name not in ours)
             if others:
-                raise ConfigError("C425", f"{self._directory} holds {others[0]!r} and is no history", _ANOTHER)
+                raise ConfigError(
+                    "C425", f"{self._directory} is not a history: it contains {others[0]!r}", _ANOTHER_DIRECTORY
+                )
             staged.write_bytes(msgspec.json.encode(settings))
             staged.rename(path)
         made_with, given = msgspec.json.decode(path.read_bytes()), msgspec.to_builtins(settings)
@@ -140,11 +146,11 @@ class History:
                 raise ConfigError(
                     "C426",
                     f"{self._directory} was made with {name} = {made_with.get(name)}, not {value}",
-                    f"go on with the same settings, or {_ANOTHER}",
+                    f"use the same settings, or {_ANOTHER_DIRECTORY}",
                 )
-        # Spark would count its batches from 0 again, whose parts are there.
+        # Without its checkpoint Spark would count batches from 0 again, and their parts already exist.
         if self.last_batch() >= 0 and not Path(self.checkpoint(query)).exists():
-            raise ConfigError("C425", f"the checkpoint {self.checkpoint(query)} is gone", _ANOTHER)
+            raise ConfigError("C425", f"the checkpoint {self.checkpoint(query)} is missing", _ANOTHER_DIRECTORY)
 
     def _state(self, batch: int) -> Path:
         return self._directory / "state" / f"batch={batch}"
@@ -153,14 +159,14 @@ class History:
         return list((self._directory / "state").glob("batch=*"))
 
     def _stage(self) -> Path:
-        """A place that nobody else writes to, not even an executor that has outlived its driver."""
+        """Returns a new path that nobody else writes to, not even an executor that outlived its driver."""
         return self._directory / "staging" / uuid4().hex
 
 
-_ANOTHER: Final = "name another directory"
+_ANOTHER_DIRECTORY: Final = "choose another directory"
 
 
 def count_rows(parts: list[str]) -> int:
-    """Of parts of a table, without reading them."""
+    """Counts the rows of parts of a table from the files' metadata, without reading the rows."""
     files = (file for part in parts for file in Path(part).glob("*.parquet"))
     return sum(pyarrow.parquet.read_metadata(file).num_rows for file in files)

@@ -1,15 +1,15 @@
-"""Index files: a table of subscriptions as saved indexes, one a partition, that executors map and match with.
+"""Index files: a table of subscriptions as saved indexes, one per partition, which executors map and match with.
 
     INDEX/version=5b3f…/partition-00000.index …     one SubscriptionIndex each
-    INDEX/version=5b3f…/bad-00000.jsonl             filters that were skipped, with what is wrong with them
-    INDEX/version=5b3f…/manifest.json               written last: without it nothing of the version is used
+    INDEX/version=5b3f…/bad-00000.jsonl             filters that were skipped, each with its error
+    INDEX/version=5b3f…/manifest.json               written last: a version without it is not used
 
-A version is named after what it holds: a checksum of the ids and filters, the number of partitions, and the version of
-the kernels that read it. So the same table again finds its index, another table never gets a wrong one, and builds of
-one version that overlap write the same. What nobody has used for a week is removed when another version is built.
+A version is named after its content: a checksum of the ids and filters, the number of partitions, and the version of
+the kernels that read it. So an unchanged table finds its index again, a changed table never gets a wrong one, and
+concurrent builds of the same version write the same files. Building a version removes those not used for a week.
 
-Rows go to partitions by a hash of their id, and each partition is parsed and indexed by one task. Such a task does not
-fail on bad rows, for Spark would try it again: it reports them, and the driver raises when all reports are there.
+Rows are partitioned by a hash of their id, and one task parses and indexes each partition. A task does not fail on bad
+rows, because Spark would retry it. It reports them, and the driver raises an error once all reports have arrived.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from pyspark.sql.types import IntegralType, StringType
 
 from tidegate.errors import BadInput, ConfigError, FilterError
 from tidegate.filters import Filter
-from tidegate.layers.index import SubscriptionIndex
-from tidegate.layers.index.packing import pack
-from tidegate.layers.index.saved_index import SavedIndex, save_index
-from tidegate.layers.kernel_cache import kernel_version
-from tidegate.pipeline.progress import failures_in_short
+from tidegate.index import SubscriptionIndex
+from tidegate.index.packing import pack
+from tidegate.index.saved_index import SavedIndex, save_index
+from tidegate.kernels.cache import kernel_version
+from tidegate.pipeline.progress import spark_failures_as_errors
 
 BadFilters = Literal["fail", "skip"]
 
 ID: Final = "id"
-ID_BITS: Final = 53  # an id is exact as a number of any language, and has room for a place before it
+ID_BITS: Final = 53  # exact as a number in any language; the upper bits hold a place in a chunk
 FILTER: Final = "filter"
-# Several indexes of this size are quicker than one that holds all: less of each is out of the processor's cache.
+# Several indexes of this size match faster than one large index: more of each stays in the processor's cache.
 SUBSCRIPTIONS_PER_PARTITION: Final = 250_000
 PARTITIONS_MAX: Final = 10_000
 UNUSED_S: Final = 7 * 86_400.0
@@ -57,7 +57,7 @@ _MANIFEST: Final = "manifest.json"
 _REPORT: Final = pa.schema(
     [
         ("file", pa.string()),
-        *((name, pa.int64()) for name in ("subscriptions", "size_bytes", "twice", "bad", "bad_id")),
+        *((name, pa.int64()) for name in ("subscriptions", "size_bytes", "duplicate", "bad", "bad_id")),
         ("bad_error", pa.string()),
     ]
 )
@@ -71,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 class IndexFiles(NamedTuple):
-    """A version that is complete. `is_new` says whether it was built just now, or was there."""
+    """A complete version. `is_new` is true if it was built just now, and false if it already existed."""
 
     directory: Path
     manifest: Manifest
@@ -90,11 +90,13 @@ def build_index(
     bad_filters: BadFilters = "fail",
     rebuild: bool = False,
 ) -> IndexFiles:
-    """The index of a table with the columns `id` (from 0 to below 2^53, once each) and `filter`: the one that is in the
-    directory, or else built there. The driver and all executors must see the directory under the same path."""
+    """Returns the index of a table with the columns `id` (unique, from 0 to below 2^53) and `filter`. Uses the one in
+    the directory if it exists, and otherwise builds it there.
+
+    The driver and all executors must see the directory under the same path."""
     _check_directory(directory)
     if partitions is not None and not 1 <= partitions <= PARTITIONS_MAX:
-        raise ConfigError("C413", f"the partitions are {partitions}", f"use 1 to {PARTITIONS_MAX}")
+        raise ConfigError("C413", f"the number of partitions is {partitions}", f"use 1 to {PARTITIONS_MAX}")
     table = _subscriptions(subscriptions)
     surveyed = _survey(table)
     count = surveyed["subscriptions"]
@@ -102,12 +104,12 @@ def build_index(
     identity = f"{count} {surveyed['checksum']} {partitions} {bad_filters} {kernel_version()}"
     version = directory / f"version={blake2b(identity.encode(), digest_size=8).hexdigest()}"
     if not rebuild and (found := _read_manifest(version)) is not None:
-        with suppress(OSError):  # whoever may only read it uses it all the same
+        with suppress(OSError):  # a read-only index is still usable
             version.touch()
         return IndexFiles(version, found, is_new=False)
     (version / _MANIFEST).unlink(missing_ok=True)
     build = partial(_build_partition, directory=str(version))
-    with failures_in_short():
+    with spark_failures_as_errors():
         reports = table.repartition(partitions, ID).mapInArrow(build, from_arrow_schema(_REPORT)).collect()
     _check_reports(reports, bad_filters)
     manifest = Manifest(
@@ -124,7 +126,7 @@ def build_index(
 
 @lru_cache(MAPPED_MAX)
 def mapped(path: str) -> SavedIndex:
-    """The index at this path, in a worker that may have used it before."""
+    """Returns the index at this path. A worker keeps it mapped for later tasks."""
     return SavedIndex(Path(path))
 
 
@@ -132,8 +134,8 @@ def _check_directory(directory: Path) -> None:
     if ":/" in str(directory):
         raise ConfigError(
             "C432",
-            f"the index directory is {str(directory)!r}",
-            "name a directory of the file system: indexes are mapped",
+            f"the index directory {str(directory)!r} is not on a file system",
+            "use a path of a local or shared file system: indexes are memory-mapped",
         )
 
 
@@ -141,28 +143,29 @@ def _subscriptions(subscriptions: DataFrame) -> DataFrame:
     types = {field.name: field.dataType for field in subscriptions.schema.fields}
     for name, wanted, shown in ((ID, IntegralType, "long"), (FILTER, StringType, "string")):
         if not isinstance(types.get(name), wanted):
-            found = f"is {types[name].simpleString()}" if name in types else "is missing"
+            found = f"has the type {types[name].simpleString()}" if name in types else "is missing"
             raise ConfigError(
                 "C430",
                 f"the column {name} of the subscriptions {found}",
-                f"give it, as {shown}; the table has {[*types]}",
+                f"provide it as {shown}; the table has the columns {', '.join(types)}",
             )
     return subscriptions.select(F.col(ID).cast("long"), F.col(FILTER))
 
 
 def _survey(table: DataFrame) -> Row:
-    """One pass over the table. A checksum of a set: ids differ, so exclusive or loses nothing."""
+    """Counts and checks the rows in one pass. The checksum does not depend on their order; ids are unique, so the
+    exclusive or never cancels two equal rows."""
     surveyed = table.agg(
         F.count("*").alias("subscriptions"),
         F.bit_xor(F.xxhash64(ID, FILTER)).alias("checksum"),
         F.count_if(F.col(ID).isNull()).alias("no_id"),
         F.count_if(F.col(FILTER).isNull()).alias("no_filter"),
-        F.count_if((F.col(ID) < 0) | (F.col(ID) >= 1 << ID_BITS)).alias("strange_id"),
+        F.count_if((F.col(ID) < 0) | (F.col(ID) >= 1 << ID_BITS)).alias("id_out_of_range"),
     ).collect()[0]
     faults = {
         "no_id": "have no id",
         "no_filter": "have no filter",
-        "strange_id": f"have an id below 0 or from 2^{ID_BITS} on",
+        "id_out_of_range": f"have an id below 0 or from 2^{ID_BITS} on",
     }
     for name, fault in faults.items():
         if surveyed[name]:
@@ -175,18 +178,18 @@ def _survey(table: DataFrame) -> Row:
 
 
 def _check_reports(reports: Sequence[Row], bad_filters: BadFilters) -> None:
-    twice = [report["twice"] for report in reports if report["twice"] is not None]
-    if twice:
+    duplicates = [report["duplicate"] for report in reports if report["duplicate"] is not None]
+    if duplicates:
         raise BadInput(
-            "D818", f"subscription {min(twice)} is in the table twice", "give each subscription an id of its own"
+            "D818", f"subscription {min(duplicates)} is in the table twice", "give each subscription a unique id"
         )
     bad = sum(report["bad"] for report in reports)
     if bad and bad_filters == "fail":
         first = min((report for report in reports if report["bad"]), key=lambda report: report["bad_id"])
         raise BadInput(
             "D816",
-            f"{bad:,} filters of the table are bad; that of subscription {first['bad_id']}: {first['bad_error']}",
-            "correct them, or set bad filters aside: --bad-filters skip",
+            f"{bad:,} filters are invalid; the first, of subscription {first['bad_id']}: {first['bad_error']}",
+            "correct them, or set them aside with --bad-filters skip",
         )
 
 
@@ -194,7 +197,7 @@ def _check_reports(reports: Sequence[Row], bad_filters: BadFilters) -> None:
 
 
 def _build_partition(batches: Iterator[pa.RecordBatch], directory: str) -> Iterator[pa.RecordBatch]:
-    """Reads, parses and indexes the rows of one partition, and reports."""
+    """Reads, parses and indexes the rows of one partition, and yields one report."""
     context = TaskContext.get()
     assert context is not None
     number, index, count, bad = context.partitionId(), SubscriptionIndex(), 0, list[dict[str, Any]]()
@@ -217,7 +220,7 @@ def _build_partition(batches: Iterator[pa.RecordBatch], directory: str) -> Itera
         "file": path.name,
         "subscriptions": len(index),
         "size_bytes": size_bytes,
-        "twice": _find_twice(np.concatenate([*all_ids, np.array([each["id"] for each in bad], np.int64)])),
+        "duplicate": _find_duplicate(np.concatenate([*all_ids, np.array([each["id"] for each in bad], np.int64)])),
         "bad": len(bad),
         "bad_id": first and first["id"],
         "bad_error": first and first["error"],
@@ -226,7 +229,7 @@ def _build_partition(batches: Iterator[pa.RecordBatch], directory: str) -> Itera
 
 
 def _pack_filters(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], bytes, list[dict[str, Any]]]:
-    """Ids and packed filters of a batch, and what is bad."""
+    """Returns the ids and packed filters of a batch, and the invalid rows."""
     ids, packed, bad = [], [], []
     for number, text in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
         try:
@@ -237,11 +240,12 @@ def _pack_filters(batch: pa.RecordBatch) -> tuple[NDArray[np.int64], bytes, list
     return np.array(ids, np.int64), b"".join(packed), bad
 
 
-def _find_twice(ids: NDArray[np.int64]) -> int | None:
-    """All rows of an id are in one partition."""
+def _find_duplicate(ids: NDArray[np.int64]) -> int | None:
+    """Returns the smallest duplicate id, if any. One partition is enough: all rows with the same id are in the same
+    one."""
     ordered = np.sort(ids)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    return int(twice[0]) if len(twice) else None
+    duplicates = ordered[1:][ordered[1:] == ordered[:-1]]
+    return int(duplicates[0]) if len(duplicates) else None
 
 
 # Files
@@ -255,7 +259,7 @@ def _read_manifest(version: Path) -> Manifest | None:
 
 
 def _write_whole(path: Path, data: bytes) -> None:
-    """The file is there as a whole or not at all, also for a task that is tried again beside a late first one."""
+    """Writes a file atomically, also when Spark retries a task while its first attempt is still running."""
     unfinished = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.unfinished")
     unfinished.write_bytes(data)
     unfinished.replace(path)

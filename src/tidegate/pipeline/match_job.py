@@ -1,7 +1,7 @@
-"""The job `match`: a Parquet table of subscriptions against a table of notifications, or against a queue of the broker.
+"""The job `match`: matches a Parquet table of subscriptions against a table of notifications, or a queue of the broker.
 
     tables:  OUT/part-….parquet
-    queue:   OUT/batch=0/part-….parquet …       one directory a micro-batch; its checkpoint says how far it has read
+    queue:   OUT/batch=0/part-….parquet …       one directory per micro-batch; the checkpoint records progress
 
 A micro-batch that Spark repeats after a crash overwrites its own directory, so every message is in the result once.
 """
@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody writes it
 from tidegate.errors import ConfigError
 from tidegate.pipeline.index_files import IndexFiles
 from tidegate.pipeline.matching import ERROR, SUBSCRIBERS, match, match_stream
-from tidegate.pipeline.progress import failures_in_short, follow
+from tidegate.pipeline.progress import follow, spark_failures_as_errors
 
 QUEUE_KEYS: Final = ("_queue", "_sequence")
 QUEUE_BODY: Final = "_body"
@@ -29,7 +29,7 @@ TRIGGER: Final = "500 milliseconds"
 
 
 class Summary(msgspec.Struct):
-    """`matches` counts pairs of a notification and a subscription; `refused` ones broke the rules."""
+    """`matches` counts pairs of a notification and a subscription; `refused` counts invalid notifications."""
 
     notifications: int = 0
     matches: int = 0
@@ -55,11 +55,11 @@ def match_table(
     notifications: DataFrame, index: IndexFiles, out: str, *, keys: Sequence[str], is_counted: bool
 ) -> Summary:
     cores = notifications.sparkSession.sparkContext.defaultParallelism
-    # A small table is often one file, which one task would read and match alone.
+    # A small table is often a single file, which a single task would read and match on one core.
     if notifications.rdd.getNumPartitions() < cores:
         notifications = notifications.repartition(cores)
     summary, began_s = Summary(), time.monotonic()
-    with failures_in_short():
+    with spark_failures_as_errors():
         _write(match(notifications, index, keys=keys, is_counted=is_counted), out, summary)
     summary.seconds = time.monotonic() - began_s
     return summary
@@ -68,7 +68,7 @@ def match_table(
 def match_queue(
     messages: DataFrame, index: IndexFiles, out: str, checkpoint: str, *, is_counted: bool, is_once: bool
 ) -> Summary:
-    """Until Ctrl-C; or, once, for what is in the queue now."""
+    """Matches the messages of a queue until Ctrl-C, or with `is_once` only those in the queue now."""
     summary, began_s = Summary(), time.monotonic()
 
     def handle(matched: DataFrame, number: int) -> None:
@@ -84,7 +84,7 @@ def match_queue(
 
 
 def _write(matched: DataFrame, out: str, summary: Summary) -> None:
-    """Counts while it writes: the result is computed once."""
+    """Writes the result and counts it in the same pass, so that Spark computes it once."""
     is_counted = matched.schema[SUBSCRIBERS].dataType.typeName() == "long"
     size = F.col(SUBSCRIBERS) if is_counted else F.size(SUBSCRIBERS)
     is_good = F.col(ERROR).isNull()

@@ -1,19 +1,19 @@
 """Matching at scale: which subscriptions of a large table does each notification of a table or stream satisfy?
 
-The layers of the broker, on Spark: tasks read notifications through the broker's own door (Access Point), match them
-in chunks with saved indexes (Matcher), and join what was found for a chunk (Exit Point).
+Spark tasks do the work of the broker's layers. They check notifications with the broker's own reader (Access Point),
+match them in chunks with saved indexes (Matcher), and join the answers for each chunk (Exit Point).
 
     notifications ─► chunks ─► matched with the whole index ─► rows                     an index of up to 4 GiB
     notifications ─► chunks ─┬► share 0 ─┬► joined by chunk ─► rows                     a larger one, cut into shares
                              └► share 1 ─┘
 
-An index that fits into the memory of a machine is mapped whole by every task: nothing is shuffled and nothing is left
-to join, so a micro-batch costs one narrow stage. Of a larger one a task maps one share; chunks are copied to all shares
-and answers come together again, both as a few large binary values and not as rows. Neither the notifications nor the
-index is ever on the driver.
+Every task maps the whole index if it fits into the memory of a machine. Nothing is shuffled or joined then, so a
+micro-batch costs one narrow stage. With a larger index a task maps one share. Chunks are copied to all shares and the
+answers are joined again, both as a few large binary values instead of rows. Neither the notifications nor the index
+ever pass through the driver.
 
-What may go wrong: an executor does not see the index files (D819); a notification breaks the rules of docs/filters.md:
-it stays in the result, with the reason in `error`, and no subscribers.
+What may go wrong: an executor does not see the index files (D819); a notification breaks the rules of docs/filters.md.
+Such a notification stays in the result, with the reason in `error` and no subscribers.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ from tidegate.errors import ConfigError
 from tidegate.frames import HEADER_BYTES, Refusal, join_maps, publish_frame
 from tidegate.layers.batch import BatchReader
 from tidegate.pipeline.index_files import ID_BITS, IndexFiles, mapped
-from tidegate.pipeline.progress import failures_in_short
-from tidegate.pipeline.python_worker import keep_what_is_loaded
+from tidegate.pipeline.progress import spark_failures_as_errors
+from tidegate.pipeline.python_worker import freeze_loaded_objects
 from tidegate.pipeline.rows import map_shape, times_as_text
 
 SUBSCRIBERS: Final = "subscribers"
 ERROR: Final = "error"
-# A chunk is what is matched at once; its answer is in memory, 8 bytes for every subscriber of each notification. Places
-# in it have ten bits: with an id they make one number.
+# The notifications that are matched at once. Their answer is held in memory: 8 bytes for every subscriber of each
+# notification. A place in a chunk takes ten bits, so that a place and an id together fit one 64-bit number.
 CHUNK_NOTIFICATIONS: Final = 1024
 SHARE_BYTES_MAX: Final = 4 << 30
 
@@ -84,15 +84,15 @@ def match(
     is_counted: bool = False,
     shares: int | None = None,
 ) -> DataFrame:
-    """For every notification a row: its `keys`, its `subscribers` as a sorted array of ids, empty when there are none,
-    and an `error`. `is_counted` makes `subscribers` their number.
+    """Returns a row for every notification: its `keys`, its `subscribers` as a sorted array of ids (empty if none
+    match), and an `error`. With `is_counted`, `subscribers` is their number.
 
-    All columns but the keys are attributes, null ones left out; or the column `body` has them, as a map in MessagePack.
-    There is one task a partition of the notifications, so give it as many as there are cores. By default there are as
-    many `shares` of the index as keep one below 4 GiB."""
+    All columns except the keys are attributes, and nulls are left out; or the column `body` holds them as a map in
+    MessagePack. Spark runs one task per partition of the notifications, so give it as many partitions as cores. By
+    default the index has as many `shares` as keep each below 4 GiB."""
     fields = _check_keys(notifications, keys)
     attributes = _attributes(notifications, keys, body)
-    # Under names of our own: those of attributes may be any text, which Spark would read as paths of fields.
+    # Columns get our own names here: Spark would read a dot in an attribute's name as the path of a field.
     numbered = [_column(key).alias(f"key{n}") for n, key in enumerate(keys)]
     chosen = notifications.select(
         *numbered, *(each.alias(f"attribute{n}") for n, each in enumerate(attributes.values()))
@@ -123,12 +123,14 @@ def match_stream(
     body: str | None = None,
     is_counted: bool = False,
 ) -> DataStreamWriter:
-    """Matches every micro-batch of a stream and hands the result and the batch's number to `handle`, on the driver.
-    After a crash Spark repeats the last batch with the same number: what `handle` does must be the same when done
-    twice. Give the writer a checkpoint and start it."""
+    """Matches every micro-batch of a stream and passes the result and the number of the batch to `handle`, on the
+    driver.
+
+    After a crash Spark repeats the last batch with the same number, so `handle` must be idempotent. Give the writer a
+    checkpoint and start it."""
 
     def on_batch(batch: DataFrame, number: int) -> None:
-        with failures_in_short():
+        with spark_failures_as_errors():
             handle(match(batch, index, keys=keys, body=body, is_counted=is_counted), number)
 
     return notifications.writeStream.foreachBatch(on_batch)
@@ -138,11 +140,11 @@ def _check_keys(notifications: DataFrame, keys: Sequence[str]) -> list[StructFie
     fields = {field.name: field for field in notifications.schema.fields}
     for key in keys:
         if key not in fields or key in (SUBSCRIBERS, ERROR):
-            fault = "is the name of a result" if key in fields else "is missing"
+            fault = "is reserved for the result" if key in fields else "is missing"
             raise ConfigError(
                 "C431",
-                f"the key {key} of the notifications {fault}",
-                f"name columns that tell one from another; there are {', '.join(fields)}",
+                f"the key column {key} of the notifications {fault}",
+                f"choose columns that identify a notification, from: {', '.join(fields)}",
             )
     return [fields[key] for key in keys]
 
@@ -153,7 +155,7 @@ def _attributes(notifications: DataFrame, keys: Sequence[str], body: str | None)
         return {field.name: _as_value(field.name, field.dataType) for field in fields}
     found = next((field for field in fields if field.name == body), None)
     if found is None or not isinstance(found.dataType, BinaryType):
-        raise ConfigError("C431", f"there is no binary column {body}", "name the one that has maps in MessagePack")
+        raise ConfigError("C431", f"there is no binary column {body}", "name the column that holds MessagePack maps")
     return {body: _column(body)}
 
 
@@ -167,7 +169,7 @@ def _as_value(name: str, kind: DataType) -> Column:
             return _column(name)
     raise ConfigError(
         "C431",
-        f"the column {name} is {kind.simpleString()}, which no filter can compare",
+        f"the column {name} has the type {kind.simpleString()}, which no filter can compare",
         "attributes are strings, numbers, booleans and times: flatten it, drop it, or make it a key",
     )
 
@@ -184,7 +186,8 @@ def _match_shares(
     is_counted: bool,
     result: StructType,
 ) -> DataFrame:
-    """Tasks of one share follow each other: what is mapped at a time is a share or two, not all of them."""
+    """Matches each chunk with every share and joins the answers. Tasks of one share run one after another, so that only
+    one or two shares are mapped at a time."""
     cores = chosen.sparkSession.sparkContext.defaultParallelism
     tasks = max(1, -(-cores // shares))
     copies = (
@@ -206,8 +209,8 @@ def _match_shares(
 
 
 class Chunk(NamedTuple):
-    """Some notifications, of which the door has let those at `places` pass; their maps start at `starts` in `data`.
-    `keys` has the key columns of all, and why the others were refused."""
+    """Some notifications. Those at `places` are valid, and their maps start at `starts` in `data`. `keys` has the key
+    columns of all of them, and the errors of the invalid ones."""
 
     keys: pa.RecordBatch
     data: bytes
@@ -224,7 +227,7 @@ def _match_whole(
     for chunk in read(batches):
         answer = _answer(chunk.data, chunk.starts, chunk.places, paths, is_counted)
         yield _result(chunk.keys, answer, is_counted)
-    keep_what_is_loaded()
+    freeze_loaded_objects()
 
 
 def _write_chunks(
@@ -235,8 +238,8 @@ def _write_chunks(
     for number, chunk in enumerate(read(batches)):
         keys = _to_stream(chunk.keys)
         row = {
-            # With a checksum: should Spark repeat this task and get its rows in another order, answers to the two must
-            # not be joined.
+            # The checksum tells attempts apart: Spark may repeat this task with its rows in another order, and answers
+            # to the two attempts must not be joined.
             "chunk": f"{context.partitionId()}-{number}-{crc32(chunk.data, crc32(keys)):08x}",
             "keys": keys,
             "data": chunk.data,
@@ -255,11 +258,11 @@ def _match_share(
             answer = _answer(row["data"], starts, places, parts[row["share"]], is_counted)
             answered = {name: row[name] for name in ("chunk", "share", "keys")} | {"answer": answer.tobytes()}
             yield pa.RecordBatch.from_pylist([answered], _ANSWERS)
-    keep_what_is_loaded()
+    freeze_loaded_objects()
 
 
 def _join_shares(answers: pa.Table, shares: int, is_counted: bool) -> pa.Table:
-    """Waits for all shares by name: an answer that is missing, or there twice, must not go unnoticed."""
+    """Joins the answers of all shares to one chunk. Asserts that each share answered exactly once."""
     rows = sorted(answers.to_pylist(), key=lambda row: row["share"])
     assert [row["share"] for row in rows] == list(range(shares)), (rows[0]["chunk"], [row["share"] for row in rows])
     answers_of_all = [_integers(row["answer"]) for row in rows]
@@ -269,8 +272,10 @@ def _join_shares(answers: pa.Table, shares: int, is_counted: bool) -> pa.Table:
 
 
 def _answer(data: bytes, starts: Integers, places: Integers, paths: Sequence[str], is_counted: bool) -> Integers:
-    """What the indexes at these paths find for a chunk: at each place a count, or else in any order the matches, each a
-    number of a place and, in its lower bits, an id. So answers are joined by adding them up, or by sorting."""
+    """Returns what the indexes at these paths find for a chunk.
+
+    If counted: a count at each place. Otherwise: the matches in any order, each one number with the place in its upper
+    bits and the id in its lower bits. So answers are joined by adding them, or by concatenating and sorting them."""
     found = (mapped(path).match_maps(data, starts) for path in paths)
     if is_counted:
         counts = np.zeros(CHUNK_NOTIFICATIONS, np.int64)
@@ -282,7 +287,7 @@ def _answer(data: bytes, starts: Integers, places: Integers, paths: Sequence[str
 
 
 def _result(keys: pa.RecordBatch, answer: Integers, is_counted: bool) -> pa.RecordBatch:
-    """Those that were refused have no answer: null, where others have a set."""
+    """Returns the rows of a chunk. Refused notifications have null subscribers, not an empty array."""
     *columns, errors = keys.columns
     was_refused = errors.is_valid()
     if is_counted:
@@ -298,39 +303,42 @@ def _result(keys: pa.RecordBatch, answer: Integers, is_counted: bool) -> pa.Reco
 
 
 def _read_chunks(batches: Iterable[pa.RecordBatch], keys: int, names: tuple[str, ...] | None) -> Iterator[Chunk]:
-    """The columns behind the keys are attributes of these names, or the first of them is the body."""
-    door = BatchReader()
+    """Cuts batches into chunks. The columns after the keys are attributes with these names, or the first of them is the
+    body."""
+    reader = BatchReader()
     for batch in batches:
         for start in range(0, batch.num_rows, CHUNK_NOTIFICATIONS):
             some = batch.slice(start, CHUNK_NOTIFICATIONS)
             values = some.columns[keys:]
             frames = _frames_of_bodies(values[0]) if names is None else _frame_of_rows(names, values, some.num_rows)
-            yield _through_door(door, frames, some.select([*range(keys)]))
+            yield _check_notifications(reader, frames, some.select([*range(keys)]))
 
 
 def _frame_of_rows(names: tuple[str, ...], columns: Sequence[pa.Array], count: int) -> bytes:
-    """One frame of all notifications."""
+    """Encodes all notifications into one frame."""
     shape = map_shape(names)
     rows = starmap(shape, zip(*map(_values, columns), strict=True)) if columns else [shape()] * count
     return publish_frame(1, _encode([*rows]))
 
 
 def _frames_of_bodies(bodies: pa.Array) -> bytes:
-    """A frame each: one that is no map is then refused without its neighbours."""
+    """Encodes each body into its own frame, so that a malformed one is refused without its neighbours."""
     return b"".join(publish_frame(n, join_maps([each or b""])) for n, each in enumerate(bodies.to_pylist(), 1))
 
 
-def _through_door(door: BatchReader, data: bytes, keys: pa.RecordBatch) -> Chunk:
-    """The broker's own rules decide what is a notification. Sequences count the rows of the chunk from 1."""
+def _check_notifications(reader: BatchReader, data: bytes, keys: pa.RecordBatch) -> Chunk:
+    """Checks notifications by the broker's own rules. Sequences count the rows of the chunk from 1."""
     batches, refusals, position, done = [], list[Refusal](), 0, 0
     while position < len(data):
-        read = door.read_frames("", data, position, done + 1)
+        read = reader.read_frames("", data, position, done + 1)
         batches += read.batches
         refusals += read.refusals
         position, done = read.position, read.through
         if read.error is not None:
             done += 1
-            refusals.append(Refusal(done, "P304", "the body is no map in MessagePack", "put notifications in"))
+            refusals.append(
+                Refusal(done, "P304", "the body is not a MessagePack map", "encode each notification as a map")
+            )
             position += HEADER_BYTES + int.from_bytes(data[position : position + 4], "little")
     errors: list[str | None] = [None] * keys.num_rows
     for each in refusals:
@@ -345,7 +353,8 @@ def _through_door(door: BatchReader, data: bytes, keys: pa.RecordBatch) -> Chunk
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """As Python has them, but times as text. By numpy where that is the same, which is several times quicker."""
+    """Returns the values as Python objects, with times as text. Uses numpy where the result is the same, which is
+    several times faster."""
     if pa.types.is_timestamp(column.type):
         return times_as_text(column)
     if column.null_count and not pa.types.is_string(column.type):
@@ -354,7 +363,8 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _integers(data: bytes) -> Integers:
-    """A copy: an array that cannot be written is of another type for the kernels, which would be compiled for it."""
+    """Returns a copy, which is writable: the kernels would be compiled a second time for the type of a read-only
+    array."""
     return np.frombuffer(data, np.int64).copy()
 
 

@@ -1,6 +1,6 @@
-"""Options of the data source "tidegate", as users write them: names and values are checked before anything is done.
+"""Options of the data source "tidegate", as users write them. Names and values are checked before any work starts.
 
-Spark hands over every option as text, in any case, together with some of its own.
+Spark passes every option as text, in upper or lower case, together with some of its own.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from tidegate.errors import ConfigError
 Mode = Literal["permissive", "failfast"]
 
 _SHARED: Final = {
-    "address": "where the broker is, such as tidegate://127.0.0.1:7270",
+    "address": "address of the broker, such as tidegate://127.0.0.1:7270",
     "queue": "the logical queue",
-    "tokenFile": "file with the broker's token; by default the environment's TIDEGATE_TOKEN on the driver",
-    "retryTimeoutS": "seconds for which a broker that does not answer is tried again; 60 by default",
+    "tokenFile": "file with the broker's token; by default the driver's environment variable TIDEGATE_TOKEN",
+    "retryTimeoutS": "seconds to retry while the broker does not answer; 60 by default",
 }
 SOURCE_HELP: Final = _SHARED | {
-    "schema": "columns of the body, such as 'station string, NO2 double'; the columns about the message come behind",
-    "maxRowsPerTrigger": "rows of a micro-batch at most; 100000 by default, 0 for all that there are",
-    "failOnDataLoss": "true (default): fail when messages of a range are gone before they were read; false: go on",
+    "schema": "columns of the body, such as 'station string, NO2 double'; the message columns follow them",
+    "maxRowsPerTrigger": "maximum rows of a micro-batch; 100000 by default, 0 for all available",
+    "failOnDataLoss": "true (default): fail if messages were deleted before they were read; false: continue",
     "mode": "permissive (default): a body that does not fit the schema gives nulls and an _error; failfast: an error",
-    "delete": "true (default): messages are deleted when their batch is done; false: they stay",
+    "delete": "true (default): delete messages when their batch is done; false: keep them",
 }
 SINK_HELP: Final = _SHARED | {"queue": "the logical queue to enqueue into; without it rows are published"}
-# What Spark puts among them.
-_OF_SPARK: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
+# Options that Spark adds.
+_SPARK_OPTIONS: Final = frozenset({"path", "checkpointlocation", "queryname", "outputmode"})
 
 ROWS_PER_TRIGGER: Final = 100_000
 RETRY_TIMEOUT_S: Final = 60.0
@@ -38,7 +38,7 @@ RETRY_TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True)
 class BrokerOptions:
-    """How to reach the broker; travels to the executors, with the token that the driver has read."""
+    """How to reach the broker. Sent to the executors, with the token that the driver has read."""
 
     address: str
     token: str
@@ -58,7 +58,7 @@ class SourceOptions:
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """`queue` is empty for rows that are published."""
+    """`queue` is empty if rows are published."""
 
     broker: BrokerOptions
     queue: str
@@ -67,7 +67,7 @@ class SinkOptions:
 def parse_source_options(given: Mapping[str, str]) -> SourceOptions:
     options = _Options(given, SOURCE_HELP)
     if not options.text("queue"):
-        raise ConfigError("C419", "the source has no queue", 'say which: .option("queue", "air")')
+        raise ConfigError("C419", "the source has no queue", 'name one: .option("queue", "air")')
     return SourceOptions(
         broker=options.broker(),
         queue=options.text("queue"),
@@ -87,8 +87,8 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
 class _Options:
     def __init__(self, given: Mapping[str, str], known: Mapping[str, str]) -> None:
         self._given = {name.lower(): value for name, value in given.items()}
-        for name in self._given.keys() - {name.lower() for name in known} - _OF_SPARK:
-            raise ConfigError("C419", f"{name!r} is no option of tidegate", f"there are: {', '.join(known)}")
+        for name in self._given.keys() - {name.lower() for name in known} - _SPARK_OPTIONS:
+            raise ConfigError("C419", f"{name!r} is not an option of tidegate", f"use one of: {', '.join(known)}")
 
     def text(self, name: str, default: str = "") -> str:
         return self._given.get(name.lower(), default)
@@ -130,4 +130,6 @@ class _Options:
             with open(path, encoding="utf-8") as file:
                 return file.read().strip()
         except OSError as error:
-            raise ConfigError("C419", f"the tokenFile {path!r} cannot be read: {error.strerror}", "name one") from error
+            raise ConfigError(
+                "C419", f"the tokenFile {path!r} cannot be read: {error.strerror}", "name a readable file"
+            ) from error

@@ -1,14 +1,15 @@
-"""Waiting for streaming queries: a progress line for people, a tidy end, and failures as errors that one can act on.
+"""Waits for streaming queries: shows a progress line, stops them in order, and turns failures into useful errors.
 
-Spark wraps what fails in an executor into a long text with the traceback of Python in it; the error of ours that is in
-there is what the user must see.
+Spark wraps a failure in an executor into a long text that includes Python's traceback. The user needs to see only the
+Tidegate error in that text.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 import sys
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -22,7 +23,7 @@ from tidegate import errors
 from tidegate.errors import TidegateError, Unavailable
 
 LOOK_EVERY_S: Final = 0.5
-# The last line of a traceback of Python.
+# The last line of a Python traceback.
 _RAISED: Final = re.compile(r"^  .*\n(\w[\w.]*: .+)$", re.MULTILINE)
 _OURS: Final = re.compile(r"(?:^|\s)(\w+) ([A-Z]\d{3}): ([^\n]*); ([^\n;]*)")
 
@@ -31,38 +32,66 @@ def follow(
     queries: Sequence[StreamingQuery],
     *,
     show: Callable[[str], None] | None = None,
-    look: Callable[[Sequence[StreamingQuery]], None] | None = None,
+    on_progress: Callable[[Sequence[StreamingQuery]], None] | None = None,
 ) -> None:
-    """Returns when all queries have ended; on Ctrl-C they are stopped, in the order given. Raises the failure of the
-    first that fails, with the others stopped. `look` is called with them twice a second, and at
-    the end."""
-    tell = show if show is not None else show_line if sys.stderr.isatty() else None
-    try:
-        while any(query.isActive for query in queries):
+    """Waits until all queries have ended. If one fails, stops the others and raises its failure.
+
+    On Ctrl-C it stops the queries in the order given, then raises KeyboardInterrupt. `on_progress` is called with the
+    queries twice a second, and at the end."""
+    display = show if show is not None else show_line if sys.stderr.isatty() else None
+    with _interrupts() as interrupted:
+        try:
+            while any(query.isActive for query in queries) and not interrupted.is_set():
+                _raise_failure(queries)
+                if display is not None:
+                    display(progress_line(queries))
+                if on_progress is not None:
+                    on_progress(queries)
+                interrupted.wait(LOOK_EVERY_S)
             _raise_failure(queries)
-            if tell is not None:
-                tell(progress_line(queries))
-            if look is not None:
-                look(queries)
-            time.sleep(LOOK_EVERY_S)
-        _raise_failure(queries)
-        if look is not None:
-            look(queries)
+            if on_progress is not None:
+                on_progress(queries)
+        finally:
+            if display is show_line:
+                print(file=sys.stderr)
+            for query in queries:
+                if query.isActive:
+                    query.stop()
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Records the first Ctrl-C instead of raising it at an arbitrary point; the second one is raised at once.
+
+    Each thread has one connection to Java. An exception between a call and its answer would leave the answer unread,
+    and the next call would take it for its own. Queries would then seem to have stopped while they run, or fail without
+    a reason."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(*_: object) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield interrupted
     finally:
-        if tell is show_line:
-            print(file=sys.stderr)
-        for query in queries:
-            if query.isActive:
-                query.stop()
+        signal.signal(signal.SIGINT, before)
 
 
 def progress_line(queries: Sequence[StreamingQuery]) -> str:
-    """`readings: batch 12, 40,211 rows/s, 3,000 behind, 412 ms a batch` for each query."""
+    """Returns `readings: batch 12, 40,211 rows/s, 3,000 behind, 412 ms a batch` for each query."""
     return " | ".join(_describe(query) for query in queries)
 
 
 def lag(progress: Any) -> int:
-    """Rows that wait in the queues of a query, as of its last batch."""
+    """Returns how many rows wait in the queues of a query, as of its last batch."""
     behind = 0
     for source in progress.sources:
         latest, end = _sequences(source.latestOffset), _sequences(source.endOffset)
@@ -71,7 +100,7 @@ def lag(progress: Any) -> int:
 
 
 def to_error(failure: Exception) -> TidegateError:
-    """The error of ours that a failure of Spark carries, or one that tells what Spark says."""
+    """Returns the Tidegate error in a failure of Spark, or one with Spark's own reason."""
     text = str(failure)
     found = _OURS.findall(text)
     for name, code, message, remedy in reversed(found):
@@ -80,14 +109,15 @@ def to_error(failure: Exception) -> TidegateError:
             return shape(code, message, remedy)
     raised = _RAISED.findall(text)
     reason = raised[-1] if raised else next((line.strip() for line in text.splitlines() if line.strip()), "no reason")
-    return Unavailable("U711", f"Spark has failed: {reason}", "see its messages above; start again, nothing is lost")
+    return Unavailable("U711", f"Spark failed: {reason}", "see the messages above, then start again: nothing is lost")
 
 
 @contextmanager
-def failures_in_short() -> Iterator[None]:
-    """Around jobs of Spark: what fails in them is an error of ours, without its cause. In `foreachBatch` it must be:
-    Spark looks for interruptions in what Python raises, by a regular expression that overflows the stack when it meets
-    a trace of Java, and then the query ends without an error."""
+def spark_failures_as_errors() -> Iterator[None]:
+    """Turns failures of Spark jobs into Tidegate errors without a cause.
+
+    `foreachBatch` depends on this. Spark searches what Python raises for interruptions, with a regular expression that
+    overflows the stack on a Java stack trace. The query would then end without an error."""
     try:
         yield
     except (PySparkException, Py4JError) as failure:
@@ -112,7 +142,7 @@ def _describe(query: StreamingQuery) -> str:
 
 
 def _sequences(offset: str | None) -> list[int]:
-    """Those of our own source; other sources have no lag that we know of."""
+    """Returns the sequences of an offset of our own source; the lag of other sources is unknown."""
     if not offset:
         return []
     try:
@@ -126,5 +156,5 @@ class _Sequences(msgspec.Struct):
 
 
 def show_line(line: str) -> None:
-    """In place of the line before it, on a terminal."""
+    """Replaces the current line of the terminal."""
     print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)

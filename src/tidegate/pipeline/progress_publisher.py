@@ -1,9 +1,9 @@
-"""What streaming queries have done, published: a notification a batch, for whoever subscribes to `pipeline`.
+"""Publishes the progress of streaming queries: one notification per batch, for subscribers of `pipeline`.
 
     {"pipeline": "air-quality", "query": "readings", "batch": 12, "rows": 336, "rows_s": 812.5, "behind": 0,
      "batch_ms": 412}
 
-It is news, not data: while the broker is away it is dropped, and the job goes on.
+Progress is best effort: while the broker is unavailable it is dropped, and the job continues.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from tidegate.pipeline.progress import lag
 
 
 class ProgressPublisher:
-    """For one job; `tell` is called now and then, and publishes what is new."""
+    """Publishes the progress of one job. `publish` is called periodically and publishes what is new."""
 
     def __init__(self, pipeline: str, broker: BrokerOptions) -> None:
         self._pipeline = pipeline
         self._broker = broker
-        # What was told of each query last: Spark's name of that moment.
-        self._told: dict[str, str] = {}
-        self._asked: Future[None] | None = None
+        # Spark's timestamp of the progress that was last published, by query.
+        self._published: dict[str, str] = {}
+        self._publishing: Future[None] | None = None
 
-    def tell(self, queries: Sequence[StreamingQuery]) -> None:
-        if self._asked is not None and not self._asked.done():
+    def publish(self, queries: Sequence[StreamingQuery]) -> None:
+        if self._publishing is not None and not self._publishing.done():
             return
         news = [self._describe(query.name or "query", progress) for query, progress in self._new(queries)]
         if news:
-            self._asked = ask_soon(self._broker, lambda connection: connection.publish(news))
+            self._publishing = ask_soon(self._broker, lambda connection: connection.publish(news))
 
     def _new(self, queries: Sequence[StreamingQuery]) -> list[tuple[StreamingQuery, Any]]:
         found = []
         for query in queries:
             progress: Any = query.lastProgress
-            if progress is not None and self._told.get(query.id) != progress.timestamp:
-                self._told[query.id] = progress.timestamp
+            if progress is not None and self._published.get(query.id) != progress.timestamp:
+                self._published[query.id] = progress.timestamp
                 found.append((query, progress))
         return found
 

@@ -1,8 +1,8 @@
-"""Rows: what the sink makes of a DataFrame's rows, as bytes. A message for each row of a queue, or a notification.
+"""Rows: how the sink encodes each row of a DataFrame, as a message of a queue or as a notification.
 
-Every column is an attribute, and a null is left out; columns whose names begin with an underscore say something about
-the message. Times are ISO text in UTC, decimals become floats. The shape of a row is settled when the query starts, so
-that a column that cannot be sent fails there; what is wrong with a single value fails its task before anything is sent.
+Every column is an attribute, and nulls are left out. Columns whose names begin with an underscore describe the message.
+Times become ISO text in UTC, decimals become floats. Columns are checked when the query starts, so a column that cannot
+be sent fails there. An invalid value fails its task before anything is sent.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ GROUP: Final = "_group"
 HEADERS: Final = "_headers"
 BODY: Final = "_body"
 PAYLOAD_COLUMN: Final = "_payload"
-_OF_A_MESSAGE: Final[dict[str, DataType]] = {
+_MESSAGE_COLUMNS: Final[dict[str, DataType]] = {
     GROUP: StringType(),
     HEADERS: MapType(StringType(), StringType()),
     BODY: BinaryType(),
 }
-_OF_A_NOTIFICATION: Final[dict[str, DataType]] = {PAYLOAD_COLUMN: BinaryType()}
+_NOTIFICATION_COLUMNS: Final[dict[str, DataType]] = {PAYLOAD_COLUMN: BinaryType()}
 
-# What a filter can compare, as it is or as text.
+# Types that a filter can compare, directly or as text.
 _PLAIN: Final = (
     StringType,
     BooleanType,
@@ -64,7 +64,7 @@ _PLAIN: Final = (
     TimestampType,
     TimestampNTZType,
 )
-# What MessagePack has no value of its own for that every reader understands.
+# Types without a MessagePack value that every reader understands.
 _CONVERTED: Final = (DecimalType, DateType, TimestampType, TimestampNTZType)
 _EMPTY_MAP: Final = b"\x80"
 
@@ -72,27 +72,27 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Rows(Protocol):
-    """Rows of one schema. `first` is the place of a batch's first row in its partition, for errors."""
+    """Encodes rows of one schema. `first` is the place of a batch's first row in its partition, for error messages."""
 
     def encode(self, batch: pa.RecordBatch, first: int) -> list[bytes]: ...
 
 
 class MessageRows:
-    """Rows as messages, each an encoded NewMessage."""
+    """Encodes rows as messages, each a NewMessage."""
 
     def __init__(self, schema: StructType) -> None:
-        attributes = _attributes(schema, _OF_A_MESSAGE, "message")
+        attributes = _attributes(schema, _MESSAGE_COLUMNS, "message")
         for field in attributes:
-            if not _is_carried(field.dataType):
+            if not _fits_body(field.dataType):
                 raise ConfigError(
                     "C422",
-                    f"column {field.name} is {field.dataType.simpleString()}, which no body has",
+                    f"column {field.name} has the type {field.dataType.simpleString()}, which no body can hold",
                     "cast it to string, a number, binary or a time, or to arrays, structs and maps by string of these",
                 )
         self._has_body = BODY in schema.names
         if self._has_body and attributes:
             names = ", ".join(field.name for field in attributes)
-            raise ConfigError("C422", f"_body and {names} do not go together", "give a ready _body, or attributes")
+            raise ConfigError("C422", f"_body cannot be combined with {names}", "write either _body or attributes")
         if not self._has_body and not attributes:
             raise _no_attribute("message")
         self._maps = _Maps({field.name: field for field in attributes})
@@ -117,15 +117,15 @@ class MessageRows:
 
 
 class NotificationRows:
-    """Rows as notifications, each an encoded map."""
+    """Encodes rows as notifications, each a map."""
 
     def __init__(self, schema: StructType) -> None:
-        attributes = _attributes(schema, _OF_A_NOTIFICATION, "notification")
+        attributes = _attributes(schema, _NOTIFICATION_COLUMNS, "notification")
         for field in attributes:
             if not isinstance(field.dataType, _PLAIN):
                 raise ConfigError(
                     "C422",
-                    f"column {field.name} is {field.dataType.simpleString()}, which no filter can compare",
+                    f"column {field.name} has the type {field.dataType.simpleString()}, which no filter can compare",
                     "flatten it, write it as text with to_json, or send it as the binary column _payload",
                 )
         named = {field.name: field for field in attributes}
@@ -145,22 +145,22 @@ class NotificationRows:
             raise NotificationError(
                 "N211",
                 f"row {first + [len(each) for each in encoded].index(size)} of its partition has {size} bytes",
-                f"a notification has at most {NOTIFICATION_BYTES_MAX}",
+                f"send at most {NOTIFICATION_BYTES_MAX} bytes per notification",
             )
         return encoded
 
 
 @lru_cache(16)
 def map_shape(names: tuple[str, ...]) -> type[msgspec.Struct]:
-    """Rows as maps of these attributes, without those that are None. A struct with a default for every field is encoded
-    without those that have it, and faster than a dict; attributes may have any name."""
+    """Returns a type that encodes a row as a map of these attributes, without those that are None. Encoding a struct
+    that omits its defaults is faster than encoding a dict. Attributes may have any name."""
     renamed = {f"c{index}": name for index, name in enumerate(names)}
     members: list[tuple[str, Any, Any]] = [(field, Any, None) for field in renamed]
     return msgspec.defstruct("Row", members, rename=renamed, omit_defaults=True, gc=False)
 
 
 class _Maps:
-    """Rows as maps of MessagePack without their nulls. `named` has the column of each attribute."""
+    """Encodes rows as MessagePack maps without their nulls. `named` has the column of each attribute."""
 
     def __init__(self, named: Mapping[str, StructField]) -> None:
         self._columns = [field.name for field in named.values()]
@@ -177,7 +177,7 @@ class _Maps:
 
 
 def _attributes(schema: StructType, special: Mapping[str, DataType], what: str) -> list[StructField]:
-    """The columns that are attributes; the others are checked."""
+    """Returns the columns that are attributes, and checks the others."""
     attributes = []
     for field in schema.fields:
         if schema.names.count(field.name) > 1:
@@ -187,36 +187,36 @@ def _attributes(schema: StructType, special: Mapping[str, DataType], what: str) 
         elif field.name not in special:
             raise ConfigError(
                 "C422",
-                f"column {field.name} says nothing about a {what}",
-                f"drop or rename it; with an underscore there are: {', '.join(special)}",
+                f"column {field.name} has no meaning for a {what}",
+                f"drop or rename it, or use one of: {', '.join(special)}",
             )
         elif not _is_same(field.dataType, special[field.name]):
             raise ConfigError(
                 "C422",
-                f"column {field.name} is {field.dataType.simpleString()}",
-                f"it is {special[field.name].simpleString()}",
+                f"column {field.name} has the type {field.dataType.simpleString()}",
+                f"cast it to {special[field.name].simpleString()}",
             )
     return attributes
 
 
 def _is_same(given: DataType, wanted: DataType) -> bool:
-    """But for whether a map may hold nulls."""
+    """Compares two types, ignoring whether a map may hold nulls."""
     return given.simpleString() == wanted.simpleString()
 
 
-def _is_carried(kind: DataType) -> bool:
-    """Whether a body can have it."""
+def _fits_body(kind: DataType) -> bool:
+    """Returns whether a body can hold this type."""
     if isinstance(kind, ArrayType):
-        return _is_carried(kind.elementType)
+        return _fits_body(kind.elementType)
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and _is_carried(kind.valueType)
+        return isinstance(kind.keyType, StringType) and _fits_body(kind.valueType)
     if isinstance(kind, StructType):
-        return all(_is_carried(field.dataType) for field in kind.fields)
+        return all(_fits_body(field.dataType) for field in kind.fields)
     return isinstance(kind, (*_PLAIN, BinaryType))
 
 
 def _has(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:
-    """Whether it is, or holds, one of those."""
+    """Returns whether the type is, or contains, one of the wanted types."""
     if isinstance(kind, ArrayType):
         return _has(kind.elementType, wanted)
     if isinstance(kind, MapType):
@@ -234,7 +234,8 @@ def _values(column: pa.Array, is_converted: bool) -> list[Any]:
 
 
 def times_as_text(column: pa.Array) -> list[str | None]:
-    """As `_convert`, by Arrow, which writes a column of times thirty times faster than one makes datetimes of it."""
+    """Converts a column of times as `_convert` does. Arrow writes the texts thirty times faster than Python via
+    datetimes."""
     in_utc = column if column.type.tz is None else column.cast(pa.timestamp("us", "UTC"))
     text = pc.replace_substring(in_utc.cast(pa.string()), " ", "T", max_replacements=1)
     found: list[str | None] = pc.replace_substring(text, ".000000", "").to_pylist()
@@ -242,7 +243,7 @@ def times_as_text(column: pa.Array) -> list[str | None]:
 
 
 def _convert(value: Any) -> Any:
-    """Times as text, decimals as floats, wherever they stand."""
+    """Converts times to text and decimals to floats, also inside lists and maps."""
     if isinstance(value, datetime.datetime):
         if value.tzinfo is None:
             return value.isoformat()
@@ -259,12 +260,12 @@ def _convert(value: Any) -> Any:
 
 
 def _column(batch: pa.RecordBatch, name: str) -> Sequence[Any]:
-    """Its values; nulls when there is no such column."""
+    """Returns the values of a column; nulls if the column does not exist."""
     return batch.column(name).to_pylist() if name in batch.schema.names else [None] * len(batch)
 
 
 def _is_suspect(column: pa.Array) -> bool:
-    """Whether a filter might not be able to compare a value of this column: then each row is looked at."""
+    """Returns whether a filter might be unable to compare a value of this column. If so, each row is checked."""
     kind = column.type
     if pa.types.is_floating(kind):
         return pc.all(pc.is_finite(column)).as_py() is False

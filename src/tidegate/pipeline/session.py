@@ -1,12 +1,12 @@
 """The Spark session: the only place that builds one, so that every job, test and benchmark runs on the same settings.
 
     spark = spark_session()                                   all cores of this machine
-    spark = spark_session("spark://head:7077")                a cluster of one's own
+    spark = spark_session("spark://head:7077")                your own cluster
 
-What is set here and why: the Java of `pipeline.java`; silence (log4j2.properties); times in UTC; on one machine (also
-with a cluster on its loopback address) that address, tasks that are tried again, and a checkpoint file manager that
-does not fork a shell for every file.
-Everything can be set otherwise by keyword, dots written as two underscores: `spark__sql__shuffle__partitions=8`.
+It sets the Java of `pipeline.java`, quiet logging (log4j2.properties) and times in UTC. On one machine (also with a
+cluster on its loopback address) Spark uses the loopback address, retries failed tasks, and uses a checkpoint file
+manager that does not fork a shell for every file.
+Override any setting by keyword, with dots written as two underscores: `spark__sql__shuffle__partitions=8`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.config import is_loopback
 from tidegate.pipeline.java import java_home, needed_options
 from tidegate.pipeline.source import TidegateSource
 
-# A task that has failed is tried again up to four times, as on a cluster; plain local[*] gives up at once.
+# A job fails at the fourth failure of a task, as on a cluster; with plain local[*] it fails at the first.
 DEFAULT_MASTER: Final = "local[*,4]"
 LOOPBACK: Final = "127.0.0.1"
 END_S: Final = 30.0
@@ -33,15 +33,15 @@ _FILE_MANAGER: Final = "org.apache.spark.sql.execution.streaming.checkpointing.F
 def spark_session(
     master: str | None = None, *, name: str = "tidegate", ui: bool = False, **configuration: str
 ) -> SparkSession:
-    """The session of this process, with the data source `tidegate`. `master` is anything that Spark takes; `ui` serves
-    Spark's own pages, at `spark.sparkContext.uiWebUrl`."""
+    """Returns the session of this process, with the data source `tidegate`. `master` is anything that Spark accepts;
+    `ui` serves Spark's own pages, at `spark.sparkContext.uiWebUrl`."""
     chosen = master or DEFAULT_MASTER
     os.environ["JAVA_HOME"] = str(java_home())
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = settings_for(chosen, is_shown=ui)
     for key, value in configuration.items():
         setting = key.replace("__", ".")
-        # Java's options are added to ours: without them Spark would be loud, or on a Java that spoils data.
+        # Java options are added to ours: without ours Spark would log too much, or corrupt data on some Javas.
         settings[setting] = f"{settings[setting]} {value}" if setting.endswith("extraJavaOptions") else value
     builder = SparkSession.builder.master(chosen).appName(name)
     for key, value in settings.items():
@@ -52,7 +52,8 @@ def spark_session(
 
 
 def end_session(spark: SparkSession) -> None:
-    """Stops Spark and waits for the end of its Java process, which `stop` alone leaves to the end of this one."""
+    """Stops Spark and waits until its Java process has ended. `stop` alone leaves Java running until this process
+    ends."""
     gateway: Any = spark.sparkContext._gateway
     spark.stop()
     gateway.shutdown()
@@ -62,7 +63,7 @@ def end_session(spark: SparkSession) -> None:
 
 
 def is_on_one_machine(master: str) -> bool:
-    """Whether driver and executors run on this machine: nobody else can reach a master on loopback."""
+    """Returns whether driver and executors run on this machine: other machines cannot reach a master on loopback."""
     if master.startswith("spark://"):
         hosts = [address.rpartition(":")[0].strip("[]") for address in master.removeprefix("spark://").split(",")]
         return all(map(is_loopback, hosts))
@@ -70,7 +71,7 @@ def is_on_one_machine(master: str) -> bool:
 
 
 def settings_for(master: str, *, is_shown: bool) -> dict[str, str]:
-    """What Spark is told, before the caller's own settings."""
+    """Returns the settings for Spark, before those of the caller."""
     log = resources.files("tidegate.pipeline") / "log4j2.properties"
     java_options = needed_options(java_home())
     settings = {
@@ -79,8 +80,10 @@ def settings_for(master: str, *, is_shown: bool) -> dict[str, str]:
         "spark.ui.enabled": str(is_shown).lower(),
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # A busy machine may take longer than the default of 15 s to start a Python worker, which would fail the stream.
+        "spark.python.authenticate.socketTimeout": "60s",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # Parquet's own, which other programs read as UTC and skip by; Spark's default is a form of its own.
+        # Parquet's standard type: other programs read it as UTC and can skip row groups by it. Spark's default is not.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.streaming.stateStore.providerClass": (
             "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

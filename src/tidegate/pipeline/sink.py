@@ -1,18 +1,19 @@
-"""Sink: the rows of a DataFrame go into a logical queue, or are published as notifications.
+"""Sink: writes the rows of a DataFrame into a logical queue, or publishes them as notifications.
 
     stream.writeStream.format("tidegate").option("queue", "alerts").option("checkpointLocation", …).start()
 
     rows of a partition ─► encoded ─► sorted ─► cut and numbered ─► the broker, which keeps each number once
 
-Exactly once in effect. Spark repeats a task that has failed, and after a crash the whole last micro-batch, with the
-same query id, batch id and partitions but with the rows of a partition in another order. So rows are sorted by their
-bytes and numbered by batch id and place: what was sent before has its number from the first time, whatever became of
-the driver, and the broker leaves it out. `write` returns when its rows are durable; there is nothing left for a commit
-to do, and nothing that an abort should undo, for the repetition finds it there. Rows of a batch can therefore be seen
-before the batch is committed; each is there once.
+Writes are exactly-once in effect. Spark repeats a failed task, and after a crash the whole last micro-batch. A
+repetition has the same query id, batch id and partitions, but maybe another order of rows within a partition. So rows
+are sorted by their bytes and numbered by batch id and place. A row that was sent before gets the same number again, and
+the broker discards it as a duplicate.
 
-What may go wrong: the broker is away, or its queue is full (tried again for retryTimeoutS, then an error); a batch is
-repeated with other rows than before, because the query was changed or is not deterministic, or with other partitions.
+`write` returns when its rows are durable. So a commit has nothing left to do. An abort must not undo anything, because
+the repetition expects to find the rows. Consumers may therefore see rows of a batch before Spark commits it, each once.
+
+What may go wrong: the broker is unavailable or its queue is full (retried for retryTimeoutS, then an error); a batch is
+repeated with other rows, because the query was changed or is not deterministic, or with other partitions.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from tidegate.client.refusals import until_accepted
 from tidegate.errors import ConfigError
 from tidegate.pipeline.broker_link import ask, run, within
 from tidegate.pipeline.options import SinkOptions
-from tidegate.pipeline.python_worker import keep_what_is_loaded
+from tidegate.pipeline.python_worker import freeze_loaded_objects
 from tidegate.pipeline.rows import MessageRows, NotificationRows, Rows
 
-# How a partition is cut into numbered batches. Every broker takes frames of this size, so that the cut does not depend
-# on one; to change these would give the rows of an unfinished micro-batch other numbers.
+# How a partition is cut into numbered batches. Every broker accepts frames of this size, so the cut does not depend on
+# the broker. Do not change these values: the rows of an unfinished micro-batch would get other numbers.
 PART_BYTES: Final = 256 * 1024
 PART_MESSAGES: Final = 10_000
-# A number is that of the micro-batch in front of the part's or the row's in its partition, which has so many bits.
+# A number is the number of the micro-batch, then this many bits for the place of the part or row in its partition.
 PLACE_BITS: Final = 20
-# Rows that are published in one step, which has retryTimeoutS.
+# Rows that are published in one step. The time limit of a step is retryTimeoutS.
 STEP_ROWS: Final = 10_000
 
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What a task has done: its rows, and how many of them were there before."""
+    """The result of a task: how many rows it wrote, and how many of them the broker already had."""
 
     rows: int
     repeated: int
@@ -56,7 +57,7 @@ class Written(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class Key:
-    """Names the rows of a task: the same whenever Spark repeats it, and never another's."""
+    """Identifies the rows of a task: equal whenever Spark repeats the task, and different for every other task."""
 
     writer: str
     batch: int
@@ -67,13 +68,14 @@ class Key:
         return f"spark-{self.writer}-{self.partition}"
 
     def number(self, place: int) -> int:
-        """From 1; `place` counts from 0 in the partition."""
+        """Returns the number of a place, from 1. `place` counts from 0 in the partition."""
         assert place < 1 << PLACE_BITS, place
         return (self.batch << PLACE_BITS | place) + 1
 
 
 class RowWriter(DataSourceArrowWriter):
-    """`df.write`: each has a name of its own, made on the driver, so that a repeated task finds what it has sent."""
+    """Implements `df.write`. The driver gives each write a unique name, so that the broker recognises what a repeated
+    task sends again."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         _check(options, schema, overwrite)
@@ -86,7 +88,7 @@ class RowWriter(DataSourceArrowWriter):
 
 
 class RowStreamWriter(DataSourceStreamArrowWriter):
-    """`stream.writeStream`: named by the query, which has its id from the checkpoint."""
+    """Implements `stream.writeStream`. Rows are named by the query's id, which the checkpoint keeps."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         _check(options, schema, overwrite)
@@ -102,7 +104,8 @@ class RowStreamWriter(DataSourceStreamArrowWriter):
 
 
 def write_rows(options: SinkOptions, schema: StructType, key: Key, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Runs on an executor. The rows of a partition are in memory together, to be sorted."""
+    """Sends the rows of one partition. Runs on an executor, and holds all rows of the partition in memory to sort
+    them."""
     rows = _rows(options, schema)
     encoded: list[bytes] = []
     for batch in batches:
@@ -111,12 +114,13 @@ def write_rows(options: SinkOptions, schema: StructType, key: Key, batches: Iter
     if not encoded:
         return Written(0, 0)
     repeated = _enqueue(options, key, encoded) if options.queue else _publish(options, key, encoded)
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     return Written(len(encoded), repeated)
 
 
 def _enqueue(options: SinkOptions, key: Key, messages: list[bytes]) -> int:
-    """One part after the other: a number is kept only while those before it are."""
+    """Sends one part after another. Parts must not overtake each other: the queue ignores a number that is not above
+    the last one it kept of this producer."""
     return sum(_put(options, part, key.producer, key.number(place)) for place, part in enumerate(_cut(messages)))
 
 
@@ -133,7 +137,8 @@ def _cut(messages: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _put(options: SinkOptions, part: list[bytes], producer: str, number: int) -> int:
-    """How many of them were there before. A queue that is full is tried again, later each time."""
+    """Sends one part and returns how many messages the queue already had. Retries with growing pauses while the queue
+    is full."""
     messages = [msgspec.Raw(message) for message in part]
 
     async def put(broker: Connection) -> int:
@@ -147,7 +152,7 @@ def _publish(options: SinkOptions, key: Key, notifications: list[bytes]) -> int:
     if len(notifications) > 1 << PLACE_BITS:
         raise ConfigError(
             "C424",
-            f"partition {key.partition} has {len(notifications)} rows to publish, in one batch",
+            f"partition {key.partition} has {len(notifications)} rows to publish in one batch",
             f"publish at most {1 << PLACE_BITS}: repartition, or read fewer with maxRowsPerTrigger",
         )
 
@@ -170,7 +175,7 @@ def _check(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
     if overwrite:
         raise ConfigError(
             "C423",
-            "what was sent cannot be overwritten",
+            "messages that were sent cannot be overwritten",
             'write with mode("append"), stream with outputMode("append") or outputMode("update")',
         )
     _rows(options, schema)

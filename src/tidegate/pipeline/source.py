@@ -1,18 +1,18 @@
-"""Source: a logical queue as a table and as a stream of Spark. One partition a physical queue, offsets are sequences.
+"""Source: reads a logical queue as a Spark table or stream. Each physical queue is a partition; offsets are sequences.
 
     spark.readStream.format("tidegate").option("queue", "air").load()
 
-A streaming query reads ranges, which can be read again, and deletes what lies below the last finished batch:
+A streaming query reads ranges, which can be read again, and deletes the messages of finished batches:
 
     latestOffset(start) ─► [Spark logs the offsets] ─► commit(end of the batch before) ─► partitions ─► read ─► sink
          └ deletes below start                            └ deletes below it
 
-Spark calls `commit` for a batch when the next one has data, so the last batch of an idle or finished query would stay
-in the queue for ever; hence `latestOffset` deletes too: its `start` is the end of the last batch that is done. After a
-crash Spark asks for exactly the logged range again, before it asks for a latest offset.
+Spark calls `commit` for a batch only when the next one has data, so the last batch of an idle or finished query would
+never be deleted. Hence `latestOffset` deletes too: its `start` is the end of the last finished batch. After a crash
+Spark first asks for exactly the logged range again, and only then for a latest offset.
 
-What may go wrong here: the broker is away (tried again, then an error), somebody else takes messages of the queue or
-it drops them (failOnDataLoss), the checkpoint is of another queue.
+What may go wrong: the broker is unavailable (retried, then an error); another consumer takes messages of the queue, or
+the queue drops them (failOnDataLoss); the checkpoint belongs to another queue.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tidegate.pipeline.broker_link import answer, ask, ask_soon
 from tidegate.pipeline.columns import Columns, check_schema, full_schema
 from tidegate.pipeline.offsets import Offset, allot
 from tidegate.pipeline.options import SourceOptions, parse_sink_options, parse_source_options
-from tidegate.pipeline.python_worker import keep_what_is_loaded
+from tidegate.pipeline.python_worker import freeze_loaded_objects
 from tidegate.pipeline.sink import RowStreamWriter, RowWriter
 
 
 class TidegateSource(DataSource):
-    """`format("tidegate")`. Made anew for every use, on the driver."""
+    """Implements `format("tidegate")`. Spark creates a new instance for every use, on the driver."""
 
     @classmethod
     def name(cls) -> str:
@@ -72,7 +72,7 @@ class Range(InputPartition):
 
 
 class QueueReader(DataSourceReader):
-    """What is in the queue now, as a table. Nothing is deleted."""
+    """Reads what is in the queue now, as a table. Deletes nothing."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_schema(schema)
@@ -80,33 +80,33 @@ class QueueReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[Range]:
-        levels = _look(self._options).levels
+        levels = _read_levels(self._options).levels
         return [Range(number, level.first, level.next) for number, level in enumerate(levels)]
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:  # type: ignore[override]
-        # Consumers may go on meanwhile: what they delete is not there.
+        # Other consumers may delete messages while this reads, so missing ones are not an error.
         return read_range(self._options, self._schema, partition, is_loss_fatal=False)
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives on the driver, in a Python process of its own; `read` runs on executors, with a copy."""
+    """Lives on the driver, in a separate Python process; `read` runs on executors, with a copy."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         check_schema(schema)
         self._options = options
         self._schema = schema
         self._target: Offset | None = None
-        # What was seen last, how far the queue was deleted since this process began, and a deletion under way.
+        # The levels seen last, how far this process has deleted the queue, and the deletion in flight.
         self._seen: Levels | None = None
         self._deleted: Offset | None = None
         self._deleting: Future[None] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For the executors, which only read."""
+        """Returns the copy for the executors, which only read."""
         return self.__dict__ | {"_deleting": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        found = _look(self._options)
+        found = _read_levels(self._options)
         return Offset(self._options.queue, found.id, [level.first for level in found.levels]).to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -114,7 +114,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        found = self._seen = _look(self._options)
+        found = self._seen = _read_levels(self._options)
         first = self._parse(start, found)
         ends = self._ends(found).sequences
         if self._target is not None:
@@ -122,18 +122,18 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             ends = allot(first.sequences, ends, limit.max_rows)
         ends = [max(end, begin) for end, begin in zip(ends, first.sequences, strict=True)]
-        # While there is more to read, nobody need wait for a deletion; when there is not, this process may end.
+        # Wait for the deletion only if there is nothing more to read, because then this process may end.
         self._delete_below(first, found.levels, waits=ends == first.sequences)
         return Offset(self._options.queue, found.id, ends).to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return self._ends(_look(self._options)).to_dict()
+        return self._ends(_read_levels(self._options)).to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._ends(_look(self._options))
+        self._target = self._ends(_read_levels(self._options))
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Range]:
-        found = self._seen or _look(self._options)
+        found = self._seen or _read_levels(self._options)
         begins, ends = self._parse(start, found), self._parse(end, found)
         return [
             Range(number, begin, stop)
@@ -146,7 +146,7 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         if Offset.from_dict(end) != self._deleted:
-            found = _look(self._options)
+            found = _read_levels(self._options)
             self._delete_below(self._parse(end, found), found.levels, waits=True)
 
     def _parse(self, logged: Mapping[str, Any], found: Levels) -> Offset:
@@ -181,26 +181,26 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 def read_range(
     options: SourceOptions, schema: StructType, place: Range, *, is_loss_fatal: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Runs on an executor. Batches as large as the broker's replies."""
+    """Reads a range on an executor. Yields batches as large as the broker's replies."""
     columns = Columns(schema, place.physical, is_strict=options.mode == "failfast")
     found = 0
     for page in _pages(options, place):
         batch = columns.batch(page)
         found += len(batch)
         yield batch
-    keep_what_is_loaded()
+    freeze_loaded_objects()
     missing = place.stop - place.start - found
     if missing and is_loss_fatal:
         raise QueueError(
             "Q914",
             f"{missing} of the messages {place.start} to {place.stop - 1} of physical queue {place.physical} of "
-            f"{options.queue!r} are gone, unread",
-            "let nobody else take from this queue, or read on with failOnDataLoss = false",
+            f"{options.queue!r} were deleted before they were read",
+            "let no other consumer take from this queue, or continue with failOnDataLoss = false",
         )
 
 
 def _pages(options: SourceOptions, place: Range) -> Iterator[Page]:
-    """While columns are made of one page, the next is on its way."""
+    """Reads pages one ahead: the next page is in flight while the caller makes columns of the current one."""
 
     def read(start: int) -> Future[Page]:
         queue, stop = options.queue, place.stop
@@ -214,5 +214,5 @@ def _pages(options: SourceOptions, place: Range) -> Iterator[Page]:
         yield page
 
 
-def _look(options: SourceOptions) -> Levels:
+def _read_levels(options: SourceOptions) -> Levels:
     return ask(options.broker, lambda broker: broker.queue(options.queue).look())

@@ -1,4 +1,4 @@
-"""The conventional method: round-robin over the physical queues, and an answer at once, full or empty.
+"""The conventional method: round-robin over the physical queues, and an immediate answer, full or empty.
 
 The baseline of the paper. A consumer that finds nothing asks again, and the broker pays for every miss.
 """
@@ -34,7 +34,7 @@ class Conventional:
         return []
 
     def on_counts(self, counts: Sequence[int], now_s: float) -> None:
-        """It looks at no counts."""
+        """Ignores counts."""
 
     def on_gone(self, request: Request) -> list[tuple[Request, float]]:
         return []

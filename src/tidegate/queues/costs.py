@@ -1,12 +1,13 @@
-"""What dequeuing costs, by the paper's equations (4) and (5), with unit costs that are measured here.
+"""The cost of dequeuing, by the paper's equations (4) and (5), with unit costs that are measured here.
 
     Rc = E ce0 + Dh cdh0 + (sum of Ni) cdh + Dm cdm0 + M cM
 
-E messages enqueued a second, Dh hits a second that bring Ni messages each, Dm misses, M counts of a physical queue
-(only PMS has them). The paper writes E cdh0 for Dh cdh0, as if each hit brought one message. The cost of a hit is a
-straight line over its messages, fitted as they come; old samples fade. Costs are what the event loop spends: time in
-which an operation waits for a disk or a network is nobody's work, and what a disk's or a server's own thread does is
-not seen.
+Per second, E messages are enqueued, Dh hits return Ni messages each, Dm requests miss, and M physical queues are
+counted (only PMS counts them). The paper writes E cdh0 for Dh cdh0, as if each hit returned one message. The cost of a
+hit is a straight line over its number of messages. The line is fitted continuously, and old samples lose weight.
+
+Costs are the time that the event loop spends. The time in which an operation waits for a disk or a network does not
+count, nor does the work of a disk's or a server's own thread.
 """
 
 from __future__ import annotations
@@ -18,18 +19,20 @@ from typing import Any, Final, Generic, TypeVar, cast
 
 T = TypeVar("T")
 
-# The weight of the past after each sample: about the last thousand count.
+# The weight of older samples after each new one: in effect the last thousand samples count.
 _FADE: Final = 0.999
 
 
 class Timed(Generic[T]):
-    """An operation, to be awaited once; `seconds` counts the time in which the event loop works on it."""
+    """An operation, to be awaited once. `seconds` counts the time that the event loop spends on it, without the time it
+    waits."""
 
     def __init__(self, operation: Coroutine[Any, Any, T]) -> None:
         self.seconds = 0.0
         self._operation = operation
 
     def __await__(self) -> Generator[Any, Any, T]:
+        # Drives the coroutine by hand, as `await` would, so that only the steps between two waits are timed.
         resume: Callable[[Any], Any] = self._operation.send
         given: Any = None
         while True:
@@ -62,7 +65,8 @@ class _Mean:
 
 @dataclass(frozen=True)
 class UnitCosts:
-    """Seconds each: `enqueue` a message (ce0), `hit` (cdh0), `hit_message` (cdh), `miss` (cdm0), `monitor` (cM)."""
+    """Costs in seconds: `enqueue` of a message (ce0), `hit` (cdh0), `hit_message` (cdh), `miss` (cdm0), `monitor`
+    (cM)."""
 
     enqueue_s: float
     hit_s: float
@@ -71,7 +75,7 @@ class UnitCosts:
     monitor_s: float
 
     def predict(self, enqueued: float, hits: float, messages: float, misses: float, monitored: float) -> float:
-        """The part of a core that the store's work takes, from rates a second."""
+        """Returns the share of a core that the store's work takes, from rates per second."""
         return (
             enqueued * self.enqueue_s
             + hits * self.hit_s
@@ -110,6 +114,8 @@ class Costs:
         mean_count, mean_s = self._count.value, self._time.value
         variance = self._count_squared.value - mean_count**2
         slope_s = (self._count_time.value - mean_count * mean_s) / variance if variance > 1e-9 else 0.0
+        # Noise may tilt the line so far that one of the two costs becomes negative; the slope is limited to prevent
+        # that.
         slope_s = min(max(0.0, slope_s), mean_s / mean_count if mean_count else 0.0)
         return UnitCosts(
             self._enqueue.value, mean_s - slope_s * mean_count, slope_s, self._miss.value, self._monitor.value

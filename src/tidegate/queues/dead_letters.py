@@ -1,4 +1,4 @@
-"""Dead letters: messages that were delivered too often, with what is known of their failure in their headers."""
+"""Dead letters: messages that were delivered too often, or became too old. Their headers record why and when."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ SEQUENCE: Final = "dead-letter-sequence"
 _HEADERS: Final = frozenset({REASON, DELIVERIES, AT, QUEUE, SEQUENCE})
 
 
-def to_dead_letter(sealed: bytes, queue: str, sequence: int, deliveries: int, at: float) -> bytes:
-    """The record with its history; a corrupt one as it is."""
+def to_dead_letter(
+    sealed: bytes, queue: str, sequence: int, deliveries: int, at: float, *, is_expired: bool = False
+) -> bytes:
+    """Returns the record with its history in its headers; a corrupt record is returned unchanged."""
     body = unseal(sealed)
     if body is None:
         return sealed
     record = decode_record(body)
     history = {
-        REASON: f"delivered {deliveries} times and never deleted",
+        REASON: "older than the queue's lifetime_s"
+        if is_expired
+        else f"delivered {deliveries} times and never deleted",
         DELIVERIES: str(deliveries),
         AT: f"{at:.3f}",
         QUEUE: queue,
@@ -33,7 +37,7 @@ def to_dead_letter(sealed: bytes, queue: str, sequence: int, deliveries: int, at
 
 
 def from_dead_letter(sealed: bytes) -> bytes:
-    """The record as it was enqueued."""
+    """Returns the record as it was enqueued, without the history."""
     body = unseal(sealed)
     if body is None:
         return sealed

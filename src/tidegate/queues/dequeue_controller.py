@@ -1,11 +1,11 @@
-"""Dequeue controller: a back-end system asks for messages, and gets them, now or when there are some.
+"""Dequeue controller: answers a back-end system's request for messages, at once or when some arrive.
 
-The thin shell around a method (`queues.method`): it takes the steps that the method decides on, holds requests, and
-counts hits and misses. A held request is a future and a timer: no thread, no operation of the store.
+It is the thin shell around a method (`queues.method`): it executes the steps that the method decides on, holds
+requests, and counts hits and misses. A held request is a future and a timer: no thread, no operation of the store.
 
-What may go wrong: the client goes away. Then its request is cancelled: while it is held nothing is leased to it, and
-what a try brings in that very moment is given back as if it had not been delivered. A corrupt record is set aside, and
-the others are delivered.
+What may go wrong: the client disconnects. Then its request is cancelled. While the request is held, nothing is leased
+to it. Messages of a try that completes at that very moment are given back as if they had not been delivered. A corrupt
+record is set aside, and the others are delivered.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-import msgspec
-
-from tidegate.errors import QueueError, TidegateError
-from tidegate.messages import REPLY_BYTES_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, Dequeue, Leased
+from tidegate.errors import NoSuchQueue, QueueError, TidegateError
+from tidegate.messages import MESSAGE_BYTES_MAX, REPLY_BYTES_MAX, VISIBILITY_S_MAX, WAIT_S_MAX, Dequeue, Leased
 from tidegate.queues.conventional import Conventional
 from tidegate.queues.costs import Costs, Timed
 from tidegate.queues.definition import Definition
 from tidegate.queues.method import DequeueMethod, Reply, Request, Try
 from tidegate.queues.pms import PeriodicalMonitoring
 from tidegate.queues.rds import RetryScheduling
-from tidegate.queues.records import unseal
-from tidegate.queues.store import Store, is_alone
+from tidegate.queues.store import QueueStore, Store, is_alone
 from tidegate.queues.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-# While requests are held, the store is asked so often whether a wake-up was lost.
+# While requests are held, the store is checked this often for messages whose wake-up was lost.
 SAFETY_CHECK_S: Final = 5.0
 DEQUEUE_MESSAGES_MAX: Final = 10_000
+# A reply with less room than one large message is complete: a store leases at least one message, whatever its size.
+REPLY_BYTES_SPARE: Final = MESSAGE_BYTES_MAX
 
 
 @dataclass
 class DequeueCounts:
-    """Since the controller's start. A hit or miss is one physical queue that was tried, as in the paper."""
+    """Counts since the controller's start. A hit or miss is one physical queue that was tried, as in the paper."""
 
     requests: int = 0
     empty_replies: int = 0
@@ -52,14 +52,14 @@ class DequeueCounts:
 
 @dataclass(slots=True)
 class _Held:
-    """A parked request: `woken` is completed when it is to be asked about, by the timer at the latest."""
+    """A parked request. `woken` is completed when the request is to be reconsidered, by the timer at the latest."""
 
     woken: asyncio.Future[None]
     timer: asyncio.TimerHandle
 
 
 class DequeueController:
-    """Of one logical queue. Keeps nothing but the requests that it holds."""
+    """Serves one logical queue. Its only state is the requests that it holds."""
 
     def __init__(self, store: Store, definition: Definition, costs: Costs) -> None:
         self.definition = definition
@@ -69,10 +69,15 @@ class DequeueController:
         self._loop = asyncio.get_running_loop()
         self._method = make_method(definition)
         self._held: dict[Request, _Held] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._checking: asyncio.Task[None] | None = None
         self._is_closed = False
-        store.watch(definition.name, self._on_ready)
-        self._look_soon()
+        self._stored.watch(self._on_ready)
+        self._start_checks()
+
+    @property
+    def _stored(self) -> QueueStore:
+        """The queue in the store. It may be dropped between two steps, so each step looks it up."""
+        return self._store.queue(self.definition.name)
 
     @property
     def parked(self) -> int:
@@ -84,31 +89,34 @@ class DequeueController:
         return self._method.sleep_s
 
     def redefine(self, definition: Definition) -> None:
-        """The queue's settings have changed; requests that are held begin anew under them."""
+        """Applies changed settings; held requests start again under them."""
         self.definition = definition
         self._method = make_method(definition)
-        self._look_soon()
+        # The new method knows of no messages: the store reports those that wait.
+        self._stored.watch(self._on_ready)
+        self._start_checks()
         self._wake_all()
 
     async def close(self) -> None:
-        """Requests that are held are answered with nothing: their clients ask elsewhere."""
+        """Answers held requests with nothing, so that their clients ask another broker."""
         self._is_closed = True
         self._wake_all()
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        if self._checking is not None:
+            self._checking.cancel()
+            await asyncio.wait([self._checking])
 
     async def dequeue(self, wanted: Dequeue) -> list[Leased]:
-        """Up to `wanted.max` messages; none when none came in time. Cancel it when the client goes away."""
+        """Returns up to `wanted.max` messages; none if none arrived in time. Cancel it when the client disconnects."""
         check_dequeue(wanted)
         request = Request(wanted.max, wanted.min, self._loop.time() + wanted.wait_s)
         self.counts.requests += 1
         found: list[Leased] = []
         if not wanted.wait_s and self._store.is_shared and self._method.wants_wakeups:
-            await self._look_once()  # nobody listens, so nothing is known of what others have brought
+            await self._check_levels()  # without listening, messages from other brokers are not known
         try:
             await self._serve(request, wanted.visibility_s, found)
         except BaseException:
+            # Also after a cancellation: messages that no client receives must be available again at once.
             if found:
                 await self.give_back([message.receipt for message in found])
             raise
@@ -118,8 +126,8 @@ class DequeueController:
         return found
 
     async def give_back(self, receipts: list[str]) -> int:
-        """A reply could not be delivered: its messages are free again, and the delivery does not count."""
-        count = await self._store.give_back(self.definition.name, receipts)
+        """Makes the messages of a reply that could not be delivered available again. The delivery does not count."""
+        count = await self._stored.give_back(receipts)
         self.counts.given_back += count
         return count
 
@@ -138,35 +146,33 @@ class DequeueController:
                 if method is self._method:
                     step = method.on_time(request, now_s)
                 else:
+                    # The settings have changed while the request was parked: the new method does not know it.
                     method = self._method
                     step = method.on_request(request, now_s)
 
     async def _lease(
         self, request: Request, physical: int, visibility_s: float, found: list[Leased]
     ) -> tuple[int, int]:
-        """Adds what a physical queue gives: how many, and how many are left there. A message that must be alone in its
-        reply completes it, or waits for one of its own."""
+        """Adds the messages of a physical queue to `found`. Returns how many, and how many are left there. A message
+        that must be alone in its reply completes the reply, or is given back and waits for the next one. A reply from
+        several physical queues has one limit in bytes: the broker cuts connections with larger answers."""
         request.tries += 1
-        leasing = Timed(self._store.lease(self.definition.name, physical, request.wants, REPLY_BYTES_MAX, visibility_s))
+        room_bytes = REPLY_BYTES_MAX - sum(len(message.record) for message in found)
+        leasing = Timed(self._stored.lease(physical, request.wants, room_bytes, visibility_s))
         granted = await leasing
-        is_single = len(granted.grants) == 1 and is_alone(
-            granted.grants[0].delivery, self.definition.settings.max_deliveries
-        )
+        got = len(granted.leased)
+        is_single = got == 1 and is_alone(granted.leased[0].delivery, self.definition.settings.max_deliveries)
         if is_single and found:
-            await self._store.give_back(self.definition.name, [granted.grants[0].receipt])
+            await self._stored.give_back([granted.leased[0].receipt])
             request.max = request.got
             return 0, granted.waiting + 1
-        got = 0
-        for grant in granted.grants:
-            body = unseal(grant.sealed)
-            if body is None:
-                await self._store.set_aside(self.definition.name, physical, grant.sequence)
-            else:
-                got += 1
-                found.append(Leased(grant.receipt, grant.delivery, physical, grant.sequence, msgspec.Raw(body)))
+        found += granted.leased
+        for sequence in granted.corrupt:
+            await self._stored.set_aside(physical, sequence)
         self._count(got, leasing.seconds)
         request.got += got
-        if is_single and got:
+        room_bytes -= sum(len(message.record) for message in granted.leased)
+        if is_single or room_bytes < REPLY_BYTES_SPARE:
             request.max = request.got
         return got, granted.waiting
 
@@ -183,17 +189,21 @@ class DequeueController:
         woken: asyncio.Future[None] = self._loop.create_future()
         held = self._held[request] = _Held(woken, self._loop.call_at(until_s, _complete, woken))
         if len(self._held) == 1:
-            self._store.listen(self.definition.name, is_on=self._method.wants_wakeups)
-            self._look_soon()
+            self._listen(is_on=self._method.wants_wakeups)
+            self._start_checks()
         try:
             await woken
         finally:
             held.timer.cancel()
             del self._held[request]
             if not self._held:
-                self._store.listen(self.definition.name, is_on=False)
+                self._listen(is_on=False)
 
-    # Wake-ups, and looking at the store now and then.
+    def _listen(self, *, is_on: bool) -> None:
+        with suppress(NoSuchQueue):  # a queue that was dropped reports nothing more
+            self._stored.listen(is_on=is_on)
+
+    # Wake-ups, and periodic reads of the levels.
 
     def _on_ready(self, physical: int, waiting: int) -> None:
         self._wake(self._method.on_ready(physical, waiting, self._loop.time()))
@@ -214,31 +224,32 @@ class DequeueController:
         for held in self._held.values():
             _complete(held.woken)
 
-    def _look_soon(self) -> None:
-        if self._look_period_s() is not None and (self._looking is None or self._looking.done()):
-            self._looking = self._loop.create_task(self._look())
+    def _start_checks(self) -> None:
+        if self._check_period_s() is not None and (self._checking is None or self._checking.done()):
+            # Not in a TaskGroup: a request starts the checks and does not wait for them. `close` does.
+            self._checking = self._loop.create_task(self._check_repeatedly())
 
-    def _look_period_s(self) -> float | None:
-        """PMS counts the queues always; wake-ups are checked for losses while somebody waits for one."""
+    def _check_period_s(self) -> float | None:
+        """Returns how often the levels are read: always for PMS, and for lost wake-ups only while requests are held."""
         if self._method.monitor_period_s is not None:
             return self._method.monitor_period_s
         return SAFETY_CHECK_S if self._method.wants_wakeups and self._held else None
 
-    async def _look(self) -> None:
-        while (period_s := self._look_period_s()) is not None:
+    async def _check_repeatedly(self) -> None:
+        while (period_s := self._check_period_s()) is not None:
             await asyncio.sleep(period_s)
             try:
-                await self._look_once()
+                await self._check_levels()
             except TidegateError as error:
-                log.warning("queue %s cannot be looked at: %s", self.definition.name, error)
+                log.warning("the levels of queue %s cannot be read: %s", self.definition.name, error)
 
-    async def _look_once(self) -> None:
-        looking = Timed(self._store.levels(self.definition.name))
-        levels = await looking
+    async def _check_levels(self) -> None:
+        checking = Timed(self._stored.levels())
+        levels = await checking
         counts = [level.waiting for level in levels]
         if self._method.monitor_period_s is not None:
             self.counts.monitored += len(levels)
-            self._costs.monitored(len(levels), looking.seconds)
+            self._costs.monitored(len(levels), checking.seconds)
             self._method.on_counts(counts, self._loop.time())
         else:
             for physical, waiting in enumerate(counts):
@@ -246,7 +257,7 @@ class DequeueController:
 
 
 def make_method(definition: Definition) -> DequeueMethod:
-    """The method that a queue's settings name. Each controller starts its rounds at another physical queue."""
+    """Makes the method that a queue's settings name. Each controller starts its rounds at a random physical queue."""
     settings = definition.settings
     count = settings.physical_queues
     start = random.randrange(count)  # noqa: S311
@@ -268,7 +279,7 @@ def make_method(definition: Definition) -> DequeueMethod:
 
 
 def check_dequeue(wanted: Dequeue) -> None:
-    """Raises QueueError for limits that make no sense."""
+    """Raises QueueError for limits that are out of range."""
     for name, value, low, high in (
         ("max", wanted.max, 1, DEQUEUE_MESSAGES_MAX),
         ("min", wanted.min, 1, wanted.max),
@@ -276,7 +287,9 @@ def check_dequeue(wanted: Dequeue) -> None:
         ("visibility_s", wanted.visibility_s, 0, VISIBILITY_S_MAX),
     ):
         if not low <= value <= high:
-            raise QueueError("Q908", f"{name} is {value}", f"use a {name} from {low} to {high:g}")
+            raise QueueError(
+                "Q908", f"{name} is {value}, which is out of range", f"use a {name} from {low} to {high:g}"
+            )
 
 
 def _complete(woken: asyncio.Future[None]) -> None:

@@ -1,11 +1,12 @@
-"""Leases of one physical queue: who has which message until when, and what is to be delivered again.
+"""Leases of one physical queue: which messages are leased until when, and which ones must be delivered again.
 
-A state machine without clock or disk; the LMDB store drives it. A message that was taken is *held* until it is deleted,
-released, or its deadline passes; then it waits to be delivered *again*, lowest sequence first. A release with a delay
-is a lease that nobody holds: its receipt is stale, its deadline is when the delay ends.
+A state machine without clock or disk; the LMDB store drives it. A message that was taken is *held* until it is deleted
+or released, or until its deadline passes. Then it waits to be delivered *again*, lowest sequence first. A release with
+a delay is a lease without an owner: its receipt is stale, and its deadline is the end of the delay.
 
-While a message of a group is held, later ones of that group that the store comes across are set *behind* it. Invariant:
-a sequence is in at most one of held, again and behind; what is in none of them was never taken from the queue.
+While a message of a group is held, the store sets later messages of that group *behind* it when it finds them.
+Invariant: a sequence is in at most one of held, again and behind. A sequence in none of them was never taken from the
+queue.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ class _Lease(msgspec.Struct, gc=False):
 
 @dataclass(slots=True)
 class Leases:
-    """`deliveries` holds how often each message was delivered that was, and is still there. Messages below
-    `delivered_below` were delivered once before the broker's last start, if nothing else is known of them."""
+    """`deliveries` maps each message that was delivered and still exists to its number of deliveries. Messages below
+    `delivered_below` that have no entry there were delivered once before the broker's last start."""
 
     deliveries: dict[int, int] = field(default_factory=dict)
     delivered_below: int = 0
@@ -50,7 +51,7 @@ class Leases:
 
     @property
     def unavailable(self) -> int:
-        """Messages that cannot be given to anyone now."""
+        """The number of messages that cannot be leased now."""
         return len(self._held) + self._behind_count
 
     @property
@@ -59,7 +60,7 @@ class Leases:
 
     @property
     def next_deadline_s(self) -> float:
-        """When the next lease may end; deadlines of leases that ended early are dropped on the way."""
+        """The time at which the next lease may end. Reading it discards deadlines of leases that ended early."""
         while self._deadlines:
             deadline_s, sequence = self._deadlines[0]
             lease = self._held.get(sequence)
@@ -69,21 +70,22 @@ class Leases:
         return NEVER
 
     def expire(self, now_s: float) -> int:
-        """Ends the leases whose time is over; how many messages wait again because of it."""
+        """Ends the leases whose deadline has passed. Returns how many messages became available again."""
         count = 0
         while self._held and self.next_deadline_s <= now_s:
             _, sequence = heapq.heappop(self._deadlines)
+            # A delayed release has no owner: its end is not an expired lease.
             self.expired += self._held[sequence].is_owned
             self._put_again(sequence)
             count += 1
         return count
 
     def expire_all(self) -> int:
-        """Ends every lease and every delay, as if its time were over."""
+        """Ends every lease and every delay, as if its deadline had passed."""
         return self.expire(NEVER)
 
     def pop_again(self) -> int | None:
-        """The lowest message that is to be delivered again, which the caller must grant, defer or forget."""
+        """Returns the lowest message that must be delivered again. The caller must grant, defer or forget it."""
         while self._again:
             sequence = heapq.heappop(self._again)
             if sequence in self._waiting_again:
@@ -92,7 +94,7 @@ class Leases:
         return None
 
     def defer(self, sequence: int) -> None:
-        """It was popped and cannot be given now."""
+        """Puts back a message that was popped but cannot be leased now."""
         self._waiting_again.add(sequence)
         heapq.heappush(self._again, sequence)
 
@@ -100,7 +102,7 @@ class Leases:
         return group in self._held_of_group
 
     def set_behind(self, sequence: int, group: str) -> None:
-        """A message of a group that is held waits until it is not."""
+        """Makes a message wait until no message of its group is held."""
         self._behind.setdefault(group, []).append(sequence)
         self._groups[sequence] = group
         self._behind_count += 1
@@ -109,7 +111,7 @@ class Leases:
         return self.deliveries.get(sequence, int(sequence < self.delivered_below)) + 1
 
     def grant(self, sequence: int, group: str, deadline_s: float) -> int:
-        """Its delivery number."""
+        """Leases a message. Returns the number of this delivery."""
         assert sequence not in self._held, sequence
         delivery = self.deliveries[sequence] = self.next_delivery(sequence)
         self._held[sequence] = _Lease(delivery, deadline_s)
@@ -120,7 +122,7 @@ class Leases:
         return delivery
 
     def grant_first(self, sequences: Sequence[int], deadline_s: float) -> None:
-        """The first delivery of messages without groups: `grant` for all of them at once."""
+        """Leases messages without groups for the first time: `grant` for all of them at once."""
         assert self._held.keys().isdisjoint(sequences)
         self.deliveries.update(dict.fromkeys(sequences, 1))
         self._held.update({sequence: _Lease(1, deadline_s) for sequence in sequences})
@@ -129,12 +131,12 @@ class Leases:
         self._tidy_deadlines()
 
     def is_held(self, sequence: int, delivery: int) -> bool:
-        """Whether a receipt is good."""
+        """Returns whether a receipt is valid."""
         lease = self._held.get(sequence)
         return lease is not None and lease.delivery == delivery and lease.is_owned
 
     def is_taken(self, sequence: int) -> bool:
-        """Whether it is leased, or its release is delayed."""
+        """Returns whether a message is leased, or its release is delayed."""
         return sequence in self._held
 
     def extend(self, sequence: int, deadline_s: float) -> None:
@@ -150,21 +152,21 @@ class Leases:
             self._put_again(sequence)
 
     def give_back(self, sequence: int) -> None:
-        """The delivery has not happened."""
+        """Undoes a delivery that did not reach its consumer: it does not count."""
         self.deliveries[sequence] -= 1
         self._put_again(sequence)
 
     def forget(self, sequence: int) -> None:
-        """The message is no longer in the queue, whatever state it was in."""
+        """Removes every trace of a message that has left the queue, whatever its state was."""
         self.deliveries.pop(sequence, None)
         self._waiting_again.discard(sequence)
         if sequence in self._held:
             self._end(sequence)
         elif sequence in self._groups:
-            self._leave_behind(sequence)
+            self._remove_behind(sequence)
 
     def forget_below(self, sequence: int) -> None:
-        """All messages below are no longer in the queue."""
+        """Removes every trace of the messages below a sequence, which have left the queue."""
         known = self._held.keys() | self._waiting_again | self.deliveries.keys() | self._groups.keys()
         for gone in sorted(known_sequence for known_sequence in known if known_sequence < sequence):
             self.forget(gone)
@@ -174,7 +176,8 @@ class Leases:
         self._tidy_deadlines()
 
     def _tidy_deadlines(self) -> None:
-        """Most leases end long before their deadlines, which are left in the heap: it is made anew now and then."""
+        """Rebuilds the heap when it holds mostly old deadlines. Most leases end long before their deadlines, which stay
+        in the heap."""
         if len(self._deadlines) > 2 * len(self._held) + DEADLINES_KEPT:
             self._deadlines = [(lease.deadline_s, sequence) for sequence, lease in self._held.items()]
             heapq.heapify(self._deadlines)
@@ -192,13 +195,14 @@ class Leases:
         self._held_of_group[group] -= 1
         if not self._held_of_group[group]:
             del self._held_of_group[group]
+            # No message of the group is held any more, so those behind it become available.
             behind = self._behind.pop(group, [])
             self._behind_count -= len(behind)
             for waiting in behind:
                 del self._groups[waiting]
                 self.defer(waiting)
 
-    def _leave_behind(self, sequence: int) -> None:
+    def _remove_behind(self, sequence: int) -> None:
         group = self._groups.pop(sequence)
         self._behind[group].remove(sequence)
         self._behind_count -= 1

@@ -1,12 +1,12 @@
 """How a dequeue request finds its messages: what the four methods have in common.
 
-A method is a state machine. It is told of requests, of what a try has brought, of messages that have come, and of time;
-it answers with the request's next step. The dequeue controller takes the steps. Each method is a module of its own:
+A method is a state machine. Its inputs are requests, results of tries, arrivals of messages, and time; it returns the
+request's next step. The dequeue controller executes the steps. Each method is a module of its own:
 
-- `conventional`: round-robin, up to three physical queues, an answer at once: the baseline;
-- `pms`: the fullest physical queues first, as a periodical count has seen them;
+- `conventional`: round-robin, up to three physical queues, an immediate answer: the baseline;
+- `pms`: the fullest physical queues first, according to a periodic count;
 - `rds`: as conventional, but a request that missed sleeps and is tried again;
-- `wakeup`: a request waits until messages have come; the store is not asked before.
+- `wakeup`: a request waits until messages arrive; only then is the store asked.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeAlias
 
-# Physical queues that are tried for one request (the paper's section 4.1).
+# The number of physical queues that are tried for one request (the paper's section 4.1).
 TRIES_MAX: Final = 3
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A dequeue request; `got` counts what its tries have brought so far, `tries` those since it last slept."""
+    """A dequeue request. `got` counts the messages found so far, `tries` the physical queues tried since it last
+    slept."""
 
     max: int
     min: int
@@ -43,14 +44,14 @@ class Try:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Hold the request; ask again at this time, or when the method says so."""
+    """Hold the request until this time, or until the method wakes it."""
 
     until_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer with what there is."""
+    """Answer with the messages found so far."""
 
 
 Step: TypeAlias = Try | Park | Reply
@@ -58,8 +59,8 @@ REPLY: Final = Reply()
 
 
 class DequeueMethod(Protocol):
-    """`monitor_period_s`: how often it wants to be told the counts of all physical queues, if it does. `wants_wakeups`:
-    whether parked requests wait for the store's messages."""
+    """`monitor_period_s` is how often the method needs the counts of all physical queues; None if it needs none.
+    `wants_wakeups` is true if parked requests wait for the store to report messages."""
 
     monitor_period_s: float | None
     wants_wakeups: bool
@@ -71,22 +72,25 @@ class DequeueMethod(Protocol):
     def on_request(self, request: Request, now_s: float) -> Step: ...
 
     def on_result(self, request: Request, physical: int, got: int, waiting: int, now_s: float) -> Step:
-        """A try has brought `got` messages, which `request.got` counts already; `waiting` are left there."""
+        """Handles a try that found `got` messages, which `request.got` already includes; `waiting` messages are left
+        there."""
 
     def on_time(self, request: Request, now_s: float) -> Step:
-        """A parked request's time has come."""
+        """Handles a parked request whose time has come, or that was woken."""
 
     def on_ready(self, physical: int, waiting: int, now_s: float) -> list[tuple[Request, float]]:
-        """Messages have come: parked requests, and the time from which each is to be asked about."""
+        """Handles the arrival of messages. Returns parked requests, and the time at which each is to be
+        reconsidered."""
 
     def on_counts(self, counts: Sequence[int], now_s: float) -> None: ...
 
     def on_gone(self, request: Request) -> list[tuple[Request, float]]:
-        """A request is answered, or its client has gone; as for `on_ready`, others may take what it leaves."""
+        """Handles a request that was answered, or whose client disconnected. Returns, as `on_ready` does, requests that
+        may take what it leaves."""
 
 
 class RoundRobin:
-    """The next physical queue, again and again; each controller starts somewhere else."""
+    """Returns the physical queues in turn, endlessly; each controller starts at a different one."""
 
     def __init__(self, count: int, start: int) -> None:
         self._count = count

@@ -1,7 +1,8 @@
-"""Periodical monitoring and scheduling: the physical queues are counted now and then, and the fullest are tried first.
+"""Periodical monitoring and scheduling: counts the physical queues periodically, and tries the fullest ones first.
 
-Section 3.3.1 of the paper. Queues that were empty at the last count are not tried at all, so a miss costs nothing; but
-several controllers that see the same counts rush to the same queues, and what has come since the count is not seen.
+Section 3.3.1 of the paper. A request does not try queues that were empty at the last count, so a miss costs nothing.
+There are two weaknesses: several controllers that see the same counts all try the same queues, and messages that
+arrived after the count are not seen.
 """
 
 from __future__ import annotations

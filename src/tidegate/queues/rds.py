@@ -1,8 +1,9 @@
 """Retry dequeue-request scheduling: a request that missed is held, and tried again after a sleep.
 
-Section 3.3.2 of the paper. The consumer does not ask again meanwhile, so misses become rare and hits bring more. How
-long to sleep decides everything, and no fixed time is right for two deployments: too short is worse than not sleeping,
-too long delays messages. `adaptive` sleeps longer after misses and small hits, and half as long after full ones.
+Section 3.3.2 of the paper. The consumer does not ask again in the meantime, so misses become rare and hits return more
+messages. The sleep time is decisive, and no fixed value suits every deployment: one that is too short is worse than
+none, and one that is too long delays messages. `adaptive` sleeps longer after misses and small hits, and half as long
+after full ones.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ SLEEP_S_MIN: Final = 0.01
 _LONGER_AFTER_MISS: Final = 1.5
 _LONGER_AFTER_SMALL_HIT: Final = 1.2
 _SHORTER_AFTER_FULL_HIT: Final = 0.5
-# A hit that brought less than this part of what was wanted is small.
+# A hit is small if it returned less than this part of what was requested.
 _SMALL: Final = 0.25
 
 
 class RetryScheduling(Conventional):
-    """`parks_on_first_miss`: a request sleeps after the first physical queue that had nothing, as the paper's does;
-    otherwise when all its tries had nothing."""
+    """With `parks_on_first_miss` a request sleeps after the first empty physical queue, as in the paper; otherwise only
+    after all its tries were empty."""
 
     def __init__(
         self, physical_queues: int, start: int, sleep_s: float, *, is_adaptive: bool, parks_on_first_miss: bool

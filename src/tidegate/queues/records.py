@@ -1,7 +1,8 @@
-"""Records as a store keeps them: sealed with a checksum, so that what a disk has spoilt is not taken for a message.
+"""Records as a store keeps them: sealed with a checksum, so that a record damaged on disk is not delivered as a
+message.
 
-A sealed record is a CRC-32 (little-endian) and the `Record` in MessagePack. Its group stands first in it; nearly all
-messages have none, which one byte tells.
+A sealed record is a CRC-32 (little-endian) followed by the `Record` in MessagePack. The group is its first field.
+Nearly all messages have no group, which a single byte shows.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from tidegate.messages import Record
 
 _CHECKSUM: Final = struct.Struct("<I")
 CHECKSUM_BYTES: Final = _CHECKSUM.size
-# An array of six, then an empty string: a record without a group.
+# MessagePack: an array of six elements, the first an empty string. So starts a record without a group.
 _NO_GROUP: Final = b"\x96\xa0"
+# The same, followed by the type byte of a 64-bit float: the time at which the message was enqueued.
+_NO_GROUP_AT: Final = _NO_GROUP + b"\xcb"
+_AT: Final = struct.Struct(">d")
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -30,7 +34,7 @@ def seal(record: Record) -> bytes:
 
 
 def unseal(sealed: bytes) -> bytes | None:
-    """The record in MessagePack; None for one that is corrupt."""
+    """Returns the record in MessagePack; None if it is corrupt."""
     return sealed[CHECKSUM_BYTES:] if is_sound(sealed) else None
 
 
@@ -39,7 +43,8 @@ def is_sound(sealed: bytes | memoryview) -> bool:
 
 
 def corrupt_among(sizes: Iterable[int], records: bytes) -> list[int]:
-    """Which of the sealed records that lie one behind the other are corrupt. `is_sound` for many, at once."""
+    """Returns the indexes of the corrupt ones among concatenated sealed records. Checks many at once, as `is_sound`
+    does one."""
     view, start, corrupt = memoryview(records), 0, []
     stored_at = _CHECKSUM.unpack_from
     for index, size in enumerate(sizes):
@@ -51,12 +56,12 @@ def corrupt_among(sizes: Iterable[int], records: bytes) -> list[int]:
 
 
 def has_group(sealed: bytes) -> bool:
-    """Perhaps: `group_of` knows."""
+    """Returns false if a record certainly has no group; otherwise `group_of` must decide."""
     return not sealed.startswith(_NO_GROUP, CHECKSUM_BYTES)
 
 
 def group_of(sealed: bytes) -> str:
-    """The group of a sealed record; none for a corrupt one, whose reader will notice."""
+    """Returns the group of a sealed record; an empty group for a corrupt record, which is detected when it is read."""
     if not has_group(sealed):
         return ""
     try:
@@ -65,5 +70,23 @@ def group_of(sealed: bytes) -> str:
         return ""
 
 
+def enqueued_at(sealed: bytes | memoryview) -> float | None:
+    """Returns when a record was enqueued, by its broker's clock; None for a corrupt record, which is detected when it
+    is read."""
+    at = CHECKSUM_BYTES + len(_NO_GROUP_AT)
+    if sealed[CHECKSUM_BYTES:at] == _NO_GROUP_AT and len(sealed) >= at + _AT.size:
+        came_at: float = _AT.unpack_from(sealed, at)[0]
+        return came_at
+    try:
+        return _decode(sealed[CHECKSUM_BYTES:]).enqueued_at
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def decode_record(body: bytes | msgspec.Raw) -> Record:
     return _decode(body)
+
+
+def body_of(sealed: bytes) -> msgspec.Raw:
+    """Returns the body of a sealed record that is sound."""
+    return _decode(sealed[CHECKSUM_BYTES:]).body

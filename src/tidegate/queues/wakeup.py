@@ -1,11 +1,12 @@
-"""Wake-up: a request is held until messages have come, and the store is asked only when it has some.
+"""Wake-up: a request is held until messages arrive, and the store is asked only when it has some.
 
-No sleep time to choose: the store tells of messages, and the request that has waited longest gets them. A request that
-wants at least `min` messages is held until so many wait, or until the oldest of them has waited for `linger_s`: fewer
-and fuller answers for a bounded delay. It is topped up from other physical queues that are known to have messages.
+There is no sleep time to tune: the store reports messages, and the request that has waited longest gets them. A request
+that wants at least `min` messages is held until that many wait, or until the oldest of them has waited for `linger_s`.
+This gives fewer and fuller answers for a bounded delay. A request is topped up from other physical queues that are
+known to have messages.
 
-What may go wrong: a wake-up is lost (another controller died with it, a connection broke). A slow safety check asks
-the store for its counts while requests are held, and tells of them as if they had just come.
+What may go wrong: a wake-up is lost (another controller died with it, a connection broke). While requests are held, a
+slow safety check reads the counts from the store, and handles them as if the messages had just arrived.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from tidegate.queues.method import REPLY, TRIES_MAX, Park, Request, Step, Try
 
 
 class Wakeup:
-    """`_waiting[i]`: messages that physical queue i is known to have, and `_since_s` when the oldest of them all came,
-    as far as this controller knows. Messages that a woken request is about to take are promised to it."""
+    """`_waiting[i]` is the number of messages that physical queue i is known to have. `_since_s` is when the oldest of
+    all of them arrived, as far as this controller knows. Messages that a woken request is about to take are promised to
+    it."""
 
     monitor_period_s: float | None = None
     wants_wakeups = True
@@ -33,7 +35,7 @@ class Wakeup:
         self._next = start % physical_queues
 
     def on_request(self, request: Request, now_s: float) -> Step:
-        if self._parked:  # whoever waits already comes first; what is left over wakes this one too
+        if self._parked:  # earlier requests come first; messages that they leave wake this one too
             return self._park(request)
         return self._next_step(request, now_s)
 
@@ -42,7 +44,7 @@ class Wakeup:
         if request.got:
             is_done = request.wants <= 0 or request.tries >= TRIES_MAX
             return REPLY if is_done else self._try_fullest(request) or REPLY
-        # Somebody else was faster. It has waited longest, so it stays in front.
+        # Another consumer was faster. This request has waited longest, so it stays in front.
         request.tries = 0
         self._promised.pop(id(request), None)
         step = self._next_step(request, now_s)
@@ -58,7 +60,7 @@ class Wakeup:
         return self._wake()
 
     def on_counts(self, counts: Sequence[int], now_s: float) -> None:
-        """It is told of every change."""
+        """Ignores counts: this method receives every change through `on_ready`."""
 
     def on_gone(self, request: Request) -> list[tuple[Request, float]]:
         self._parked.pop(id(request), None)
@@ -74,7 +76,8 @@ class Wakeup:
         return sum(self._waiting) - sum(self._promised.values())
 
     def _next_step(self, request: Request, now_s: float) -> Step:
-        """Served when enough wait, or some for long enough; otherwise parked until then, at most to its deadline."""
+        """Serves a request if enough messages wait, or some have waited long enough. Otherwise parks it until then, at
+        most to its deadline."""
         available = self._unpromised()
         is_due = available >= request.min or now_s >= self._lingers_until_s(request)
         if available > 0 and is_due:
@@ -96,8 +99,8 @@ class Wakeup:
         return min(self._since_s + self._linger_s, request.deadline_s)
 
     def _wake(self) -> list[tuple[Request, float]]:
-        """Those who have waited longest, as many as there are messages for, and when each is to be asked about: at once
-        when there are enough for it, otherwise when it has lingered."""
+        """Returns the requests that have waited longest, as many as there are messages for, and when each is to be
+        reconsidered. That is at once if there are enough messages for it, and otherwise when it has lingered."""
         available = self._unpromised()
         woken: list[tuple[Request, float]] = []
         for request in self._parked.values():
@@ -108,8 +111,8 @@ class Wakeup:
         return woken
 
     def _try_fullest(self, request: Request) -> Try | None:
-        """The physical queue that has most, in turns among equals; None when none has any. What the try is about to
-        take is counted as gone: others need not look for it."""
+        """Tries the physical queue with the most messages, taking turns among equals; None if all are empty. The
+        messages that the try is about to take are counted as gone, so that other requests do not look for them."""
         count = len(self._waiting)
         self._next = (self._next + 1) % count
         fullest = max(range(count), key=lambda i: (self._waiting[i], (i - self._next) % count))

@@ -1,8 +1,9 @@
-"""Active control: clients that keep the broker healthy. Pure state machines; time and chance are arguments.
+"""Active control: clients pace their checks to keep the broker healthy.
 
-A persistent query checks by itself for updates that it missed, and paces these checks by t = AST + RBT: the adaptive
-strategy timeout follows losses, the random backoff timeout follows congestion. After A. S. Vdovenko et al.; their
-algorithms as printed are here too, to compare with. docs/active-control.md tells which knob to turn when.
+A persistent query regularly checks for updates that it missed. It waits t = AST + RBT between checks: the adaptive
+strategy timeout follows losses, the random backoff timeout follows congestion. The modules are pure state machines;
+time and randomness are arguments. The design is after A. S. Vdovenko et al., whose algorithms as printed are included
+for comparison. docs/active-control.md explains which setting to change when.
 """
 
 from tidegate.client.control.active_control import (

@@ -2,17 +2,18 @@
 
     due ─► request ─► response or failure ─► congested? losses? ─► AST + RBT, a slot of the broker ─► due
 
-`ActiveControl` is told what happens and when, and holds in `due_s` when to call `on_due`. It reads no clock and has no
-random source of its own. At most one request is under way. Notifications and responses of a query share one ordered
-connection and carry the broker's number of the last decision to notify; so a gap in the numbers is a loss, which needs
-no request to be known, and checks only find what was lost at the tail.
+`ActiveControl` receives events with their times, and sets `due_s` to when the caller must call `on_due`. It reads no
+clock and has no random source of its own. At most one request is in flight.
 
-After a failure only the backoff is waited, as the check was not made; otherwise the sum of AST and RBT. A slot of the
-broker, or its time to come back, is waited for at least. While notifications arrive no check is due.
+Notifications and responses of a query share one ordered connection. Both carry the number of the broker's last decision
+to notify. So a gap in the numbers proves a loss without a request, and checks only find losses after the last message.
 
-What may go wrong. A clock that jumps back counts as standing still, and delays a check by at most what it was to wait.
-Hints may be lies: one that is no time counts as missing, and no slot, spread or longest backoff of the broker is taken
-for more than `interval_s_max`.
+After a failure the client waits only for the backoff, because the check was not made; otherwise for AST plus RBT. It
+waits at least for the slot or the retry time that the broker has given. No check is due while notifications arrive.
+
+What may go wrong: the clock jumps back. That counts as standing still, and delays a check by at most its planned wait.
+Hints may be wrong: an invalid one counts as missing, and no slot, spread or longest backoff of the broker is
+taken for more than `interval_s_max`.
 """
 
 from __future__ import annotations
@@ -23,34 +24,35 @@ from dataclasses import dataclass, field
 from tidegate.client.control.adaptive import Check, IntervalSettings, Strategy, new_interval
 from tidegate.client.control.backoff import PACES_MAX, BackoffKind, BackoffSettings, Collision, new_backoff
 from tidegate.client.control.congestion import CongestionDetector, DetectionSettings
+from tidegate.client.control.hints import MISSING, bound_s
 from tidegate.client.control.variation import Uniform
 
 
 @dataclass(frozen=True)
 class Control:
-    """How a persistent query is paced. The default is the full design."""
+    """The settings that pace a persistent query. The default is the full design."""
 
     interval: IntervalSettings = field(default_factory=IntervalSettings)
     detection: DetectionSettings = field(default_factory=DetectionSettings)
     backoff: BackoffSettings = field(default_factory=BackoffSettings)
     is_restarted_by_notifications: bool = True
-    """A notification stands for a check: the next one is due a whole interval after it."""
+    """A notification replaces a check: the next check is due a whole interval after it."""
     is_backoff_alone_after_failure: bool = True
-    """Otherwise, as printed, the interval is waited too, although the check has failed."""
+    """Wait only for the backoff after a failed check. If False, wait for the interval too, as printed."""
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What a broker tells with a response, all of it optional: None where it says nothing."""
+    """The hints that a broker sends with a response. Each is optional, and None if it is missing."""
 
     processing_s: float | None = None
-    """Of this request, without its wait."""
+    """The processing time of this request, without its time in queues."""
     delay_s: float | None = None
-    """D^br: the delay up to which the broker holds itself for stable."""
+    """D^br: the largest delay that the broker considers healthy."""
     pace_s: float | None = None
-    """The interval between requests that it wishes each client to keep."""
+    """The interval between requests that the broker asks of each client."""
     slot_s: float | None = None
-    """Its appointment for the next request, from now."""
+    """The time from now to the slot that the broker reserves for the next request."""
 
 
 NO_HINTS = Hints()
@@ -59,21 +61,21 @@ NO_HINTS = Hints()
 @dataclass(frozen=True)
 class ControlStatistics:
     interval_s: float
-    """What was last waited, or is: AST and RBT, or the broker's slot."""
+    """The current or last wait: AST plus RBT, or the broker's slot."""
     ast_s: float
     rbt_s: float
-    """Before it is varied; 0 in calm."""
+    """The RBT before its random variation; 0 without congestion."""
     requests: int
     failures: int
     detections: int
-    """Requests that met congestion, failures among them."""
+    """Requests that met congestion, including failures."""
     losses: int
     restarts: int
-    """Checks that notifications have made unnecessary."""
+    """Checks that notifications made unnecessary."""
 
 
 class SequenceGaps:
-    """Counts the broker's decisions to notify of which nothing has arrived. Numbers start at 1."""
+    """Counts the broker's decisions to notify that never reached this client. Numbers start at 1."""
 
     __slots__ = ("_seen",)
 
@@ -81,20 +83,22 @@ class SequenceGaps:
         self._seen = 0
 
     def on_message(self, sequence: int, carried: int) -> int:
-        """A notification carries one decision, or those merged into it; a response, whose result holds their outcome,
-        those that wait to be sent and that no response has carried yet. Returns by how many more the number grew."""
+        """Returns the number of lost decisions: by how much the sequence grew beyond those that the message `carried`.
+
+        A notification carries one decision and those merged into it. A response carries the decisions that wait to be
+        sent, because its result includes their outcome, except those that an earlier response carried."""
         lost = max(0, sequence - self._seen - carried)
         self._seen = max(self._seen, sequence)
         return lost
 
     def restart(self, sequence: int, *, is_different: bool) -> int:
-        """On a new connection numbers prove nothing: the results are compared, and a difference counts as one loss."""
+        """Begins a new connection, on which old numbers prove nothing. Returns 1 loss if the results differ, else 0."""
         self._seen = sequence
         return int(is_different)
 
 
 class ActiveControl:
-    """The machine of one persistent query, from its first request, due at once."""
+    """Paces one persistent query as a state machine. The first request is due at once, except with Strategy.NONE."""
 
     def __init__(self, control: Control, draw: Uniform, now_s: float) -> None:
         self.due_s = math.inf if control.interval.strategy is Strategy.NONE else now_s
@@ -114,7 +118,7 @@ class ActiveControl:
         self._requests = self._failures = self._restarts = 0
 
     def on_due(self, now_s: float) -> bool:
-        """Tells whether to send a request now; otherwise notifications have come, and `due_s` has moved."""
+        """Returns whether to send a request now. If not, notifications have made it unnecessary and moved `due_s`."""
         assert not self.is_asking, "one request at a time"
         if self._heard_at_s is not None and self._is_restarted(self._heard_at_s, now_s):
             return False
@@ -127,7 +131,7 @@ class ActiveControl:
         return True
 
     def on_losses(self, losses: int) -> None:
-        """What `SequenceGaps` has found in a message, before the message itself."""
+        """Counts the losses that `SequenceGaps` found in a message. Call it before the event for the message itself."""
         self._new_losses += losses
         self._losses += losses
 
@@ -144,27 +148,28 @@ class ActiveControl:
         self._wait(adaptive_s + backoff_s, hints.slot_s, now_s)
 
     def on_refusal(self, retry_after_s: float | None, now_s: float) -> None:
-        """The broker denies the request; its backlog is what it tells to wait for."""
-        self._fail(self._bounded_s(retry_after_s) or 0.0, retry_after_s, now_s)
+        """Plans the next request after a refusal. The time that the broker asks for is taken as its backlog."""
+        self._fail(max(0.0, self._bounded_s(retry_after_s)), retry_after_s, now_s)
 
     def on_timeout(self, now_s: float) -> None:
-        """No response came in time, and a late one is to be ignored."""
+        """Plans the next request after a timeout. The caller must ignore a late response."""
         self._fail(self._detector.excess_s(max(0.0, now_s - self._asked_at_s)), None, now_s)
 
     def on_notification(self, now_s: float, spread_s: float | None = None) -> None:
-        """One that brings the result's new state. It restarts the timers of everybody who hears it: so that they do not
-        check together, they also wait for a random part of the time that the broker gives for fetches."""
+        """Notes a notification that brings the new state of the result. It restarts the timers of all clients that
+        receive it. So that they do not check together, each also waits for a random part of the broker's spread."""
         if self._control.is_restarted_by_notifications and not self.is_asking:
             self._heard_at_s = now_s
-            self._heard_spread_s = self._bounded_s(spread_s) or 0.0
+            self._heard_spread_s = max(0.0, self._bounded_s(spread_s))
 
     def on_announcement(self, spread_s: float | None, now_s: float) -> None:
-        """A notification that says to fetch. Everybody else has it too, so that the fetch is due at random within the
-        time that the broker gives, or within the backoff if there is one. Further announcements do not put it off."""
+        """Plans a fetch after a notification that asks for one. All clients receive it, so the fetch is due at a random
+        time within the spread that the broker gives, else within the backoff if there is one. Further announcements do
+        not postpone it."""
         if self.is_asking:
-            return  # the response is sent after this, and has what is announced
+            return  # the pending response will include what is announced
         within_s = self._bounded_s(spread_s)
-        if within_s is None:
+        if within_s < 0.0:
             within_s = 2.0 * self._backoff.backoff_s
         wait_s = within_s * self._draw()
         self._heard_at_s = None
@@ -173,7 +178,7 @@ class ActiveControl:
             self._is_fetch_planned = True
 
     def wait_s(self, now_s: float) -> float:
-        """How long to sleep before `on_due`, also when the clock has jumped back since it was planned."""
+        """Returns how long to sleep before `on_due`: at most the planned wait, even if the clock jumped back."""
         return max(0.0, min(self.due_s - now_s, self._planned_s))
 
     def statistics(self) -> ControlStatistics:
@@ -204,7 +209,7 @@ class ActiveControl:
         self._failures += 1
         self._detector.on_failure()
         adaptive_s = self._step_interval(True, None, now_s)
-        backoff_s = self._collide(excess_s, adaptive_s, None)
+        backoff_s = self._collide(excess_s, adaptive_s, MISSING)
         is_alone = self._control.is_backoff_alone_after_failure and self._control.backoff.kind is not BackoffKind.NONE
         self._wait(backoff_s if is_alone else adaptive_s + backoff_s, retry_after_s, now_s)
 
@@ -218,13 +223,13 @@ class ActiveControl:
         self._checked_at_s = now_s
         return losses, elapsed_s
 
-    def _collide(self, excess_s: float, adaptive_s: float, pace_s: float | None) -> float:
+    def _collide(self, excess_s: float, adaptive_s: float, pace_s: float) -> float:
         collision = Collision(self._waited_s, adaptive_s, excess_s, self._detector.average_s, pace_s)
         return self._backoff.on_collision(collision, self._draw)
 
     def _wait(self, wait_s: float, hint_s: float | None, now_s: float) -> None:
         self.is_asking = False
-        self._waited_s = max(wait_s, self._bounded_s(hint_s) or 0.0)
+        self._waited_s = max(wait_s, self._bounded_s(hint_s))
         self._plan(now_s, self._waited_s)
 
     def _plan(self, now_s: float, wait_s: float) -> None:
@@ -233,8 +238,6 @@ class ActiveControl:
         self._planned_s = wait_s
         self.due_s = now_s + wait_s
 
-    def _bounded_s(self, hint_s: float | None, share: float = 1.0) -> float | None:
-        """A hint that is no time counts as missing; one that is too long, as this share of the longest interval."""
-        if hint_s is None or not 0.0 <= hint_s < math.inf:
-            return None
-        return min(hint_s, share * self._control.interval.interval_s_max)
+    def _bounded_s(self, hint_s: float | None, share: float = 1.0) -> float:
+        """Returns a usable hint, at most this share of the longest interval; MISSING if there is none."""
+        return bound_s(hint_s, share * self._control.interval.interval_s_max)

@@ -1,12 +1,12 @@
-"""AST, the adaptive strategy timeout: how long a client waits until it checks again for updates that it missed.
+"""AST, the adaptive strategy timeout: how long a client waits before it checks again for updates that it missed.
 
 A client that found losses checks sooner, one that found none checks later (equation (3) of the papers). With the
-estimates T and N of its losses it grows in one step to where losses are expected (Algorithm 2). Steps 1 and 2 of the
-papers, no checks and checks at fixed intervals, are here too, and so is a rate that follows the response time as TCP
-Vegas does, to compare with.
+estimates T and N of its losses, the interval grows in one step to where losses are expected (Algorithm 2). Other
+strategies serve for comparison: no checks (step 1 of the papers), checks at fixed intervals (step 2), and a rate that
+follows the response time as TCP Vegas does.
 
-What may go wrong: losses that are caused by overload shorten the interval, which is more load. So a check that was
-congested itself does not shorten it, unless that is switched off.
+What may go wrong: overload causes losses, losses shorten the interval, and shorter intervals add load. So a congested
+check does not shorten the interval, unless that is switched off.
 """
 
 from __future__ import annotations
@@ -23,35 +23,43 @@ from tidegate.client.control.estimates import (
     growths_before_decrease,
     interval_before_decrease_s,
 )
+from tidegate.client.control.hints import MISSING
 from tidegate.client.control.variation import Uniform
 from tidegate.errors import ConfigError
 
-# Gradient: how a rate follows the shortest response time over this one.
+# The gradient is the shortest response time over the current one. The rate of checks follows it.
 GRADIENT_TOLERANCE: Final = 1.5
 GRADIENT_MIN: Final = 0.5
 GRADIENT_WEIGHT: Final = 0.2
 GRADIENT_GROWTH_PER_S: Final = 0.02
 GRADIENT_AFTER_FAILURE: Final = 0.7
+# The range of random intervals, as a share of their mean.
+RANDOM_WIDTH: Final = 1.0
+GRADIENT_WIDTH: Final = 0.5
 
 
 class Strategy(StrEnum):
     """What decides the interval between two checks."""
 
     NONE = "none"
-    """Step 1: never checks; what is lost stays lost until the next notification."""
+    """Step 1: never checks. A loss is noticed only with the next notification."""
     FIXED = "fixed"
-    """Step 2: the first interval for ever."""
+    """Step 2: always the first interval."""
     RANDOM = "random"
-    """Step 2, drawn anew each time, from half to one and a half of the first interval."""
+    """Step 2, with a random interval each time, from half to one and a half of the first one."""
     ADAPTIVE = "adaptive"
     """Step 3: equation (3)."""
     ESTIMATES_PRINTED = "estimates as printed"
-    """Step 3: Algorithm 2 as printed. With true estimates it stays at T / alpha for ever: the jump from there ends at
-    T, and the printed condition takes it back."""
+    """Step 3: Algorithm 2 as printed. With correct estimates the interval stays at T / alpha forever: the jump from
+    there ends at T, and the printed condition rejects it."""
     ESTIMATES = "estimates"
-    """Step 3: Algorithm 2 whose jump ends at T; above T it grows by delta, up to 2 T."""
+    """Step 3: Algorithm 2 with a jump that ends at T. Above T the interval grows by delta, up to 2 T."""
     GRADIENT = "gradient"
-    """Checks less often as responses take longer than the shortest one; losses do not matter to it."""
+    """Checks less often when responses take longer than the shortest one. It ignores losses."""
+
+
+# The places of the strategies in `Strategy`. The laws below take these numbers, because they are also compiled.
+NONE, FIXED, RANDOM, ADAPTIVE, ESTIMATES_PRINTED, ESTIMATES, GRADIENT = range(len(Strategy))
 
 
 @dataclass(frozen=True)
@@ -60,12 +68,12 @@ class IntervalSettings:
     first_s: float = 4.0
     interval_s_min: float = 0.25
     interval_s_max: float = 30.0
-    """The worst staleness that the application accepts. No hint of a broker makes the client wait longer."""
+    """The longest staleness that the application accepts. No hint of a broker makes the client wait longer."""
     alpha: float = 2.0
     delta_s: float = 0.5
     is_frozen_by_congestion: bool = True
     forgetting_s: float = 170.0
-    """Of the estimates: after this time without losses, a third of an episode is left."""
+    """For the estimates: after this time, an episode counts about a third (1/e)."""
     prior_episodes_per_s: float = 0.01
     prior_s: float = 10.0
 
@@ -95,7 +103,7 @@ class IntervalSettings:
 
 @dataclass(frozen=True)
 class Check:
-    """What a check has shown. `response_s` is None when no response came."""
+    """The outcome of a check. `response_s` is None if no response arrived."""
 
     losses: int
     elapsed_s: float
@@ -104,72 +112,61 @@ class Check:
 
 
 class Interval(Protocol):
-    """`interval_s` is the AST."""
+    """A strategy for the interval between checks. `interval_s` is the AST."""
 
     interval_s: float
 
     def on_check(self, check: Check, draw: Uniform) -> float:
-        """Returns how long to wait for the next one."""
+        """Returns how long to wait before the next check."""
 
     def on_notified(self, losses: int, elapsed_s: float) -> float:
-        """Notifications have come instead of a check; with the losses that they have shown they count as one."""
+        """Counts notifications that arrived since the last check as a check, with the losses that they revealed.
+        Returns how long to wait before the next one."""
 
 
 class FixedInterval:
-    """Steps 1 and 2."""
+    """Steps 1 and 2 of the papers: no checks, or checks at fixed or random intervals."""
 
     def __init__(self, settings: IntervalSettings) -> None:
         self.interval_s = math.inf if settings.strategy is Strategy.NONE else settings.first_s
         self._is_random = settings.strategy is Strategy.RANDOM
 
     def on_check(self, check: Check, draw: Uniform) -> float:
-        return self.interval_s * (0.5 + draw()) if self._is_random else self.interval_s
+        return vary_interval_s(self.interval_s, RANDOM_WIDTH, draw()) if self._is_random else self.interval_s
 
     def on_notified(self, losses: int, elapsed_s: float) -> float:
         return self.interval_s
 
 
 class AdaptiveInterval:
-    """Step 3: shorter by the factor alpha after losses, longer by delta, or as the estimates tell, without."""
+    """Step 3 of the papers. Losses divide the interval by alpha; otherwise it grows by delta or by the estimates."""
 
     def __init__(self, settings: IntervalSettings) -> None:
         self.interval_s = settings.first_s
         self.estimates = LossEstimates(settings.forgetting_s, settings.prior_episodes_per_s, settings.prior_s)
         self._settings = settings
+        self._strategy = list(Strategy).index(settings.strategy)
 
     def on_check(self, check: Check, draw: Uniform) -> float:
-        self.estimates.on_check(check.losses, check.elapsed_s)
-        if check.losses == 0:
-            self._grow()
-        elif not (check.is_congested and self._settings.is_frozen_by_congestion):
-            self.interval_s /= self._settings.alpha
-        self.interval_s = self._settings.clamp_s(self.interval_s)
+        settings, strategy, losses = self._settings, self._strategy, check.losses
+        alpha, delta_s, expected_s, growths = settings.alpha, settings.delta_s, 0.0, 0.0
+        self.estimates.on_check(losses, check.elapsed_s)
+        if strategy != ADAPTIVE:
+            expected_s = interval_before_decrease_s(self.estimates.episodes_per_s, alpha, delta_s)
+            expected_s = max(settings.interval_s_min, expected_s)
+            growths = growths_before_decrease(expected_s, alpha, delta_s)
+        is_frozen = check.is_congested and settings.is_frozen_by_congestion
+        self.interval_s = settings.clamp_s(
+            adapt_interval_s(strategy, self.interval_s, losses, is_frozen, expected_s, growths, alpha, delta_s)
+        )
         return self.interval_s
 
     def on_notified(self, losses: int, elapsed_s: float) -> float:
         return self.on_check(Check(losses, elapsed_s, is_congested=False, response_s=None), draw=float)
 
-    def _grow(self) -> None:
-        settings = self._settings
-        if settings.strategy is Strategy.ADAPTIVE:
-            self.interval_s += settings.delta_s
-            return
-        expected_s = interval_before_decrease_s(self.estimates.episodes_per_s, settings.alpha, settings.delta_s)
-        expected_s = max(settings.interval_s_min, expected_s)
-        growths = max(1.0, growths_before_decrease(expected_s, settings.alpha, settings.delta_s))
-        grown_s = self.interval_s + growths * settings.delta_s
-        if settings.strategy is Strategy.ESTIMATES_PRINTED:
-            if expected_s - grown_s > 0:
-                self.interval_s = grown_s
-        elif self.interval_s < expected_s:
-            self.interval_s = min(grown_s, expected_s)
-        else:
-            # Without intervals above T the estimate of the rate of losses would never be put to the test.
-            self.interval_s = min(self.interval_s + settings.delta_s, 2 * expected_s)
-
 
 class GradientInterval:
-    """A rate of checks that shrinks with the shortest response time over this one, and grows while that is near 1."""
+    """Lowers the rate of checks when responses are slower than the shortest one, and raises it otherwise."""
 
     def __init__(self, settings: IntervalSettings) -> None:
         self.interval_s = settings.first_s
@@ -177,17 +174,12 @@ class GradientInterval:
         self._settings = settings
 
     def on_check(self, check: Check, draw: Uniform) -> float:
-        rate_per_s = 1.0 / self.interval_s
-        if check.response_s is None:
-            rate_per_s *= GRADIENT_AFTER_FAILURE
-        else:
-            self._shortest_s = min(self._shortest_s, check.response_s)
-            gradient = GRADIENT_TOLERANCE * self._shortest_s / max(check.response_s, 1e-9)
-            gradient = max(GRADIENT_MIN, min(1.0, gradient))
-            growth_per_s = GRADIENT_GROWTH_PER_S if gradient >= 1.0 else 0.0
-            rate_per_s += GRADIENT_WEIGHT * (rate_per_s * (gradient - 1.0) + growth_per_s)
-        self.interval_s = self._settings.clamp_s(1.0 / rate_per_s)
-        return self.interval_s * (0.75 + 0.5 * draw())
+        response_s = MISSING
+        if check.response_s is not None:
+            response_s = check.response_s
+            self._shortest_s = min(self._shortest_s, response_s)
+        self.interval_s = self._settings.clamp_s(follow_gradient_s(self.interval_s, response_s, self._shortest_s))
+        return vary_interval_s(self.interval_s, GRADIENT_WIDTH, draw())
 
     def on_notified(self, losses: int, elapsed_s: float) -> float:
         return self.interval_s
@@ -199,3 +191,45 @@ def new_interval(settings: IntervalSettings) -> Interval:
     if settings.strategy is Strategy.GRADIENT:
         return GradientInterval(settings)
     return AdaptiveInterval(settings)
+
+
+def adapt_interval_s(
+    strategy: int,
+    interval_s: float,
+    losses: int,
+    is_frozen: bool,
+    expected_s: float,
+    growths: float,
+    alpha: float,
+    delta_s: float,
+) -> float:
+    """Returns the interval after a check that found these losses, before it is bounded.
+
+    The estimates T and N are `expected_s` and `growths`; `ADAPTIVE` does not use them."""
+    if losses > 0:
+        return interval_s if is_frozen else interval_s / alpha
+    if strategy == ADAPTIVE:
+        return interval_s + delta_s
+    jumped_s = interval_s + max(1.0, growths) * delta_s
+    if strategy == ESTIMATES_PRINTED:
+        return jumped_s if expected_s - jumped_s > 0 else interval_s
+    if interval_s < expected_s:
+        return min(jumped_s, expected_s)
+    # Without intervals above T, nothing would ever contradict an estimated rate of losses that is too high.
+    return min(interval_s + delta_s, 2 * expected_s)
+
+
+def follow_gradient_s(interval_s: float, response_s: float, shortest_s: float) -> float:
+    """Returns the interval after a response, or after a failure if `response_s` is MISSING, before it is bounded."""
+    rate_per_s = 1.0 / interval_s
+    if response_s < 0.0:
+        return 1.0 / (rate_per_s * GRADIENT_AFTER_FAILURE)
+    gradient = GRADIENT_TOLERANCE * shortest_s / max(response_s, 1e-9)
+    gradient = max(GRADIENT_MIN, min(1.0, gradient))
+    growth_per_s = GRADIENT_GROWTH_PER_S if gradient >= 1.0 else 0.0
+    return 1.0 / (rate_per_s + GRADIENT_WEIGHT * (rate_per_s * (gradient - 1.0) + growth_per_s))
+
+
+def vary_interval_s(mean_s: float, width: float, uniform: float) -> float:
+    """Returns a random interval around its mean, from a uniform draw."""
+    return mean_s * (1.0 - 0.5 * width + width * uniform)

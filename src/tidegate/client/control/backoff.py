@@ -1,13 +1,14 @@
 """RBT, the random backoff timeout: how much longer a client waits because the broker is congested.
 
-The first collision gives a first value; each further one multiplies it by beta, up to a bound; a calm response resets
-it. What is waited is drawn around that value, so that clients which collided do not collide again.
+A collision is a request that met congestion. The first one sets a first value, and each further one multiplies it by
+beta, up to a bound. A response without congestion resets it. The actual wait is drawn at random around that value, so
+that clients that collided do not collide again.
 
-The papers' Algorithm 3 sets one variable and multiplies another, which is 0: taken by the letter it never backs off.
-`PRINTED` is its charitable reading, with one variable.
+The papers' Algorithm 3 sets one variable and multiplies another, which is 0: taken literally, it never backs off.
+`PRINTED` reads both as one variable, as was probably meant.
 
-What may go wrong: a bound that is too low. The papers' five average durations are milliseconds where queues need
-seconds to drain; twice the time in which the broker serves everybody once is enough, and brokers advertise it.
+What may go wrong: the bound is too low. The papers' bound of five average durations is milliseconds, but queues need
+seconds to drain. Twice the time in which the broker serves every client once is enough. Brokers may advertise it.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from tidegate.client.control.variation import DEVIATION, Uniform, Variation, draw_normal, vary_s
+from tidegate.client.control.hints import MISSING
+from tidegate.client.control.variation import DEVIATION, Uniform, Variation, to_normal, vary_s
 from tidegate.errors import ConfigError
 
 PRINTED_DURATIONS_MAX: Final = 5.0
 PACES_MAX: Final = 2.0
-"""The longest backoff, in paces of the broker."""
+"""The longest backoff, as a multiple of the pace that the broker advertises."""
 ATTEMPTS_MAX: Final = 20
 
 
@@ -31,21 +33,25 @@ class BackoffKind(StrEnum):
     PRINTED = "as printed"
     REPAIRED = "repaired"
     FULL_JITTER = "full jitter"
-    """Drawn from 0 to a span that doubles with each collision, as large cloud services advise their clients."""
+    """Random from 0 to a span that doubles with each collision, as large cloud services advise their clients."""
 
 
 class FirstValue(StrEnum):
-    """Where the first value after calm comes from."""
+    """The source of the first value after a response without congestion."""
 
     MINIMUM = "minimum"
     INTERVALS = "history of intervals"
-    """The interval before the last calm response, less the current one."""
+    """The interval before the last response without congestion, minus the current one."""
     SUCCESS = "history of success"
-    """The backoffs that ended congestion before: the mean of the last and the one remembered."""
+    """The backoffs that ended earlier congestion: the mean of the last one and the remembered value."""
     RATE = "rate of the broker"
-    """The interval that the broker wishes, less the current one."""
+    """The interval that the broker asks for, minus the current one."""
     EXCESS = "excess delay"
-    """Twice the time by which the response was late, as that is the time the backlog needs to drain."""
+    """Twice the excess of the response time. The excess is the time that the backlog needs to drain."""
+
+
+# The places of the members in `FirstValue`. The laws below take these numbers, because they are also compiled.
+MINIMUM, INTERVALS, SUCCESS, RATE, EXCESS = range(len(FirstValue))
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,7 @@ class BackoffSettings:
     beta: float = 2.0
     backoff_s_min: float = 0.1
     backoff_s_max: float = 5.0
-    """Until the broker advertises its pace."""
+    """The bound until the broker advertises its pace."""
 
     def __post_init__(self) -> None:
         if not 1 < self.beta < math.inf:
@@ -71,28 +77,28 @@ class BackoffSettings:
 
 @dataclass(frozen=True)
 class Collision:
-    """What is known of a request that was congested, or of one that was not."""
+    """What a client knows about a request that met congestion."""
 
     interval_s: float
-    """How long the client had waited before it."""
+    """How long the client waited before the request."""
     adaptive_s: float
-    """The AST that follows it."""
+    """The AST after the request."""
     excess_s: float
     average_s: float
-    pace_s: float | None
-    """The interval that the broker wishes each client to keep."""
+    pace_s: float = MISSING
+    """The interval that the broker asks each client to keep."""
 
 
 class Backoff(Protocol):
-    """`backoff_s` is the RBT before it is varied; 0 in calm."""
+    """Computes backoffs. `backoff_s` is the RBT before its random variation; 0 without congestion."""
 
     backoff_s: float
 
     def on_calm(self, interval_s: float) -> None:
-        """A response in time, after so long a wait."""
+        """Resets the backoff after a response without congestion. `interval_s` is the wait before the request."""
 
     def on_collision(self, collision: Collision, draw: Uniform) -> float:
-        """Returns how long to back off."""
+        """Returns how long to back off after a collision."""
 
 
 class NoBackoff:
@@ -106,8 +112,8 @@ class NoBackoff:
 
 
 class PrintedBackoff:
-    """Algorithm 3, its two variables read as one: the first value is beta times the minimum, bounded by five average
-    durations; the normal variation stays in the variable."""
+    """Algorithm 3 as printed, with its two variables read as one. The first value is beta times the minimum, and the
+    bound is five average durations. The normal variation remains in the variable."""
 
     def __init__(self, settings: BackoffSettings) -> None:
         self.backoff_s = 0.0
@@ -117,53 +123,44 @@ class PrintedBackoff:
         self.backoff_s = 0.0
 
     def on_collision(self, collision: Collision, draw: Uniform) -> float:
-        before_s = self.backoff_s or self._settings.backoff_s_min
-        # Before the first response there is no average, and 0 would be to ask again at once.
-        longest_s = PRINTED_DURATIONS_MAX * collision.average_s or self._settings.backoff_s_max
-        bounded_s = min(before_s * self._settings.beta, longest_s)
-        self.backoff_s = max(0.0, bounded_s + bounded_s * DEVIATION * draw_normal(draw))
+        settings, normal = self._settings, to_normal(draw(), draw())
+        self.backoff_s = printed_backoff_s(
+            self.backoff_s, collision.average_s, normal, settings.beta, settings.backoff_s_min, settings.backoff_s_max
+        )
         return self.backoff_s
 
 
 class RandomBackoff:
-    """Algorithm 3 repaired: one variable, grown from the second collision on, and drawn from without being changed."""
+    """Algorithm 3 repaired: one variable, which grows from the second collision on. Random draws do not change it."""
 
     def __init__(self, settings: BackoffSettings) -> None:
         self.backoff_s = 0.0
         self._settings = settings
+        self._first_value = list(FirstValue).index(settings.first_value)
         self._calm_interval_s = 0.0
         self._success_s = 0.0
 
     def on_calm(self, interval_s: float) -> None:
-        if self.backoff_s > 0:
-            self._success_s = 0.5 * (self._success_s + self.backoff_s) if self._success_s > 0 else self.backoff_s
+        self._success_s = learn_success_s(self._success_s, self.backoff_s)
         self._calm_interval_s = interval_s
         self.backoff_s = 0.0
 
     def on_collision(self, collision: Collision, draw: Uniform) -> float:
         settings = self._settings
-        if self.backoff_s == 0:
-            wanted_s = max(settings.backoff_s_min, self._first_value_s(collision))
-        else:
-            wanted_s = self.backoff_s * settings.beta
-            if settings.first_value is FirstValue.EXCESS:
-                wanted_s = max(wanted_s, 2.0 * collision.excess_s)
-        self.backoff_s = min(wanted_s, longest_backoff_s(settings, collision.pace_s))
+        wanted_s = repaired_backoff_s(
+            self._first_value,
+            self.backoff_s,
+            self._calm_interval_s,
+            self._success_s,
+            collision.adaptive_s,
+            collision.excess_s,
+            collision.pace_s,
+            settings.beta,
+            settings.backoff_s_min,
+        )
+        longest_s = longest_backoff_s(collision.pace_s, settings.backoff_s_min, settings.backoff_s_max)
+        self.backoff_s = min(wanted_s, longest_s)
         return vary_s(self.backoff_s, settings.variation, draw)
-
-    def _first_value_s(self, collision: Collision) -> float:
-        """Below the minimum, or negative, where it knows nothing."""
-        match self._settings.first_value:
-            case FirstValue.INTERVALS:
-                return self._calm_interval_s - collision.adaptive_s
-            case FirstValue.SUCCESS:
-                return self._success_s
-            case FirstValue.RATE:
-                return (collision.pace_s or 0.0) - collision.adaptive_s
-            case FirstValue.EXCESS:
-                return 2.0 * collision.excess_s
-            case FirstValue.MINIMUM:
-                return 0.0
 
 
 class FullJitter:
@@ -177,15 +174,12 @@ class FullJitter:
         self._attempts = 0
 
     def on_collision(self, collision: Collision, draw: Uniform) -> float:
+        settings = self._settings
         self._attempts = min(self._attempts + 1, ATTEMPTS_MAX)
-        span_s = self._settings.backoff_s_min * float(2**self._attempts)
-        span_s = min(span_s, longest_backoff_s(self._settings, collision.pace_s))
+        longest_s = longest_backoff_s(collision.pace_s, settings.backoff_s_min, settings.backoff_s_max)
+        span_s = min(settings.backoff_s_min * float(1 << self._attempts), longest_s)
         self.backoff_s = 0.5 * span_s
         return span_s * draw()
-
-
-def longest_backoff_s(settings: BackoffSettings, pace_s: float | None) -> float:
-    return settings.backoff_s_max if pace_s is None else max(settings.backoff_s_min, PACES_MAX * pace_s)
 
 
 def new_backoff(settings: BackoffSettings) -> Backoff:
@@ -198,6 +192,57 @@ def new_backoff(settings: BackoffSettings) -> Backoff:
             return RandomBackoff(settings)
         case BackoffKind.FULL_JITTER:
             return FullJitter(settings)
+
+
+def longest_backoff_s(pace_s: float, backoff_s_min: float, backoff_s_max: float) -> float:
+    """Returns the bound of a backoff. `pace_s` is MISSING if the broker does not advertise it."""
+    return backoff_s_max if pace_s < 0.0 else max(backoff_s_min, PACES_MAX * pace_s)
+
+
+def printed_backoff_s(
+    backoff_s: float, average_s: float, normal: float, beta: float, backoff_s_min: float, backoff_s_max: float
+) -> float:
+    """Returns the next backoff of Algorithm 3 as printed, from a draw of the normal distribution."""
+    before_s = backoff_s if backoff_s != 0.0 else backoff_s_min
+    # Before the first response there is no average, and a bound of 0 would mean to retry at once.
+    longest_s = PRINTED_DURATIONS_MAX * average_s if average_s != 0.0 else backoff_s_max
+    bounded_s = min(before_s * beta, longest_s)
+    return max(0.0, bounded_s + bounded_s * DEVIATION * normal)
+
+
+def repaired_backoff_s(
+    first_value: int,
+    backoff_s: float,
+    calm_interval_s: float,
+    success_s: float,
+    adaptive_s: float,
+    excess_s: float,
+    pace_s: float,
+    beta: float,
+    backoff_s_min: float,
+) -> float:
+    """Returns the next backoff of Algorithm 3 repaired, before its upper bound and its variation.
+
+    Without knowledge the first value is too low or negative, and the minimum applies."""
+    if backoff_s > 0.0:
+        return max(backoff_s * beta, 2.0 * excess_s) if first_value == EXCESS else backoff_s * beta
+    first_s = 0.0
+    if first_value == INTERVALS:
+        first_s = calm_interval_s - adaptive_s
+    elif first_value == SUCCESS:
+        first_s = success_s
+    elif first_value == RATE:
+        first_s = max(0.0, pace_s) - adaptive_s
+    elif first_value == EXCESS:
+        first_s = 2.0 * excess_s
+    return max(backoff_s_min, first_s)
+
+
+def learn_success_s(success_s: float, backoff_s: float) -> float:
+    """Returns the history of success after a backoff that ended congestion; 0 stands for none."""
+    if backoff_s == 0.0:
+        return success_s
+    return 0.5 * (success_s + backoff_s) if success_s > 0.0 else backoff_s
 
 
 def _wrong(what: str, value: float, remedy: str) -> ConfigError:

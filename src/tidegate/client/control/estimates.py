@@ -1,16 +1,16 @@
-"""What an adaptive strategy does in the long run, as formulas, and what one client has seen of its losses.
+"""The long-run behaviour of an adaptive strategy as formulas, and the estimates of one client about its losses.
 
-The strategy divides its check interval by alpha when losses were found and adds delta to it otherwise. Losses come in
-episodes; a burst that one check finds is one episode. In the long run
+The strategy divides its check interval by alpha if a check found losses, and adds delta to it otherwise. Losses come in
+episodes; a burst that one check finds is one episode. In the long run:
 
-    T    the mean interval at whose end losses are found, that is before a decrease
+    T    the mean interval before a decrease, that is before a check that finds losses
     N    the mean number of growths between two decreases
     K    the mean number of losses that the decreasing check finds: near 1 for single losses, far above for bursts
     tau  the mean interval of all checks, so that m clients together check m / tau times a second
 
-The papers use T, N and K and leave their formulas to earlier work; these were derived anew. With X the interval at a
-decrease, X² is a sum of exponential variables that fades by 1/alpha² a step, which gives T for random losses. They
-agree with direct simulation within 3 % as long as delta is well below T.
+The papers use T, N and K and refer to earlier work for the formulas; the ones here were derived independently. With X
+the interval at a decrease, X² is a sum of exponential variables whose weights shrink by 1/alpha² a step, which gives T
+for random losses. The formulas agree with direct simulation within 3 % as long as delta is well below T.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final
 from tidegate.errors import ConfigError
 
 ALPHA_MIN: Final = 1.01
-"""An alpha that is nearer to 1 hardly decreases anything, and its constant has too many factors to multiply."""
+"""With an alpha nearer to 1 the interval hardly decreases, and c(alpha) is a product of too many factors."""
 ALPHA_MAX: Final = 1000.0
 
 
@@ -37,7 +37,7 @@ class LossFlow(StrEnum):
 
 
 def decrease_constant(alpha: float) -> float:
-    """c(alpha): T of random losses is c(alpha) · √(2 delta / rate), less a term for whole steps."""
+    """Returns c(alpha). T of random losses is c(alpha) · √(2 delta / rate), minus a correction for whole steps."""
     check_alpha(alpha)
     return _decrease_constant(alpha)
 
@@ -55,29 +55,38 @@ def _decrease_constant(alpha: float) -> float:
 def interval_before_decrease_s(
     episodes_per_s: float, alpha: float, delta_s: float, flow: LossFlow = LossFlow.RANDOM
 ) -> float:
-    """T; 0 where steps are so large that the formula for random losses has no meaning."""
+    """Returns T, or 0 if delta is so large that the formula for random losses does not apply."""
     _check_positive("the rate of loss episodes", episodes_per_s)
     check_delta(delta_s)
     if flow is LossFlow.RANDOM:
-        smooth_s = decrease_constant(alpha) * math.sqrt(2 * delta_s / episodes_per_s)
-        return max(0.0, smooth_s - delta_s * alpha / (2 * (alpha * alpha - 1)))
+        return expect_interval_s(episodes_per_s, decrease_constant(alpha), alpha, delta_s)
     check_alpha(alpha)
     a = (alpha * alpha - 1) / (2 * alpha * alpha * delta_s)
     b = (alpha + 1) / (2 * alpha)
     return (math.sqrt(b * b + 4 * a / episodes_per_s) - b) / (2 * a)
 
 
+def expect_interval_s(episodes_per_s: float, constant: float, alpha: float, delta_s: float) -> float:
+    """Returns T of random losses, given c(alpha)."""
+    smooth_s = constant * math.sqrt(2 * delta_s / episodes_per_s)
+    return max(0.0, smooth_s - delta_s * alpha / (2 * (alpha * alpha - 1)))
+
+
 def growths_before_decrease(interval_s: float, alpha: float, delta_s: float) -> float:
-    """N, for the interval T; exact for any flow of losses."""
+    """Returns N for the interval T. It is exact for any flow of losses."""
     check_alpha(alpha)
     check_delta(delta_s)
+    return expect_growths(interval_s, alpha, delta_s)
+
+
+def expect_growths(interval_s: float, alpha: float, delta_s: float) -> float:
     return interval_s * (1 - 1 / alpha) / delta_s
 
 
 def losses_found(
     episodes_per_s: float, interval_s: float, flow: LossFlow = LossFlow.RANDOM, losses_per_episode: float = 1.0
 ) -> float:
-    """K, for the interval T."""
+    """Returns K for the interval T."""
     _check_positive("the rate of loss episodes", episodes_per_s)
     _check_positive("the interval", interval_s)
     expected = episodes_per_s * interval_s
@@ -86,17 +95,17 @@ def losses_found(
 
 
 def mean_interval_s(episodes_per_s: float, alpha: float, delta_s: float, flow: LossFlow = LossFlow.RANDOM) -> float:
-    """Tau."""
+    """Returns tau."""
     before_s = interval_before_decrease_s(episodes_per_s, alpha, delta_s, flow)
     cycle_s = 1 / episodes_per_s + (before_s / 2 if flow is LossFlow.RANDOM else 0.0)
     return cycle_s / (growths_before_decrease(before_s, alpha, delta_s) + 1)
 
 
 def delta_for_load_s(clients: int, episodes_per_s: float, alpha: float, served_per_s: float, share: float) -> float:
-    """The least delta with which the checks of so many clients take this share of what the broker serves.
+    """Returns the smallest delta with which the checks of all clients take at most this share of the broker's capacity.
 
-    For small delta, where tau is nearly 1 / (rate N): with a larger one they are somewhat more, as `mean_interval_s`
-    tells."""
+    The formula assumes a small delta, where tau is nearly 1 / (rate N). With a larger delta the checks take somewhat
+    more; `mean_interval_s` computes how much."""
     _check_positive("the number of clients", clients)
     _check_positive("the rate of loss episodes", episodes_per_s)
     _check_positive("the rate of service", served_per_s)
@@ -106,17 +115,17 @@ def delta_for_load_s(clients: int, episodes_per_s: float, alpha: float, served_p
 
 
 def overload_probability(requests_mean: float, requests_max: int) -> float:
-    """That a Poisson flow brings `requests_max` requests or more where it brings `requests_mean` on average.
+    """Returns the probability that a Poisson flow with this mean brings `requests_max` requests or more.
 
-    Only as good as the assumption: clients that are synchronised have an index of dispersion far above the Poisson
-    flow's 1 (see `index_of_dispersion`), and overload a broker much more often."""
+    Synchronised clients are no Poisson flow: their index of dispersion is far above 1 (see `index_of_dispersion`), and
+    they overload a broker much more often."""
     if not 0 <= requests_mean < math.inf:
         raise _wrong("the mean number of requests", requests_mean, "use 0 or more")
     if requests_max <= 0:
         return 1.0
     if requests_mean == 0:
         return 0.0
-    # The tail that is the smaller one is summed, from its largest term outwards.
+    # Sum the smaller tail, from its largest term outwards: 1 minus the larger one would lose its digits.
     if requests_max > requests_mean:
         return _sum_of_terms(requests_mean, requests_max, 1)
     return 1.0 - _sum_of_terms(requests_mean, requests_max - 1, -1)
@@ -133,17 +142,18 @@ def _sum_of_terms(mean: float, first: int, step: int) -> float:
 
 
 def index_of_dispersion(counts: Sequence[int]) -> float:
-    """Variance over mean of the requests in equal spans of time: 1 for a Poisson flow, above it for bursts. NaN when
+    """Returns variance over mean of the requests in equal spans of time: 1 for a Poisson flow, more for bursts, NaN if
     there was no request."""
     mean = fmean(counts) if counts else 0.0
     return pvariance(counts, mean) / mean if mean > 0 else math.nan
 
 
 class LossEstimates:
-    """What one client has seen: episodes and losses, forgotten exponentially, beside a prior so many seconds strong.
+    """One client's estimates of its losses. Observations are forgotten exponentially, and a prior counts like `prior_s`
+    seconds of them.
 
-    T is computed from the rate of episodes, never as a mean of the client's own past intervals: a strategy that is
-    capped at T sees no interval above T, so that such a mean could only fall."""
+    T is computed from the rate of episodes, never as a mean of the client's own past intervals. A strategy that is
+    capped at T never waits longer than T, so such a mean could only fall."""
 
     __slots__ = ("_elapsed_s", "_episodes", "_forgetting_s", "_losses", "_prior_episodes", "_prior_s")
 
@@ -165,7 +175,7 @@ class LossEstimates:
 
     @property
     def losses_per_episode(self) -> float:
-        """K; 0 before the first episode."""
+        """The estimate of K; 0 before the first episode."""
         return self._losses / self._episodes if self._episodes > 0 else 0.0
 
 

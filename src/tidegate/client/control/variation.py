@@ -1,8 +1,8 @@
-"""How a backoff varies around its mean, from uniform draws: never negative, and with that mean.
+"""How a backoff varies around its mean. The result is never negative and keeps that mean.
 
-The papers add a normal variable of undefined scale, seeded with the system's time, which clients that start together
-have in common. A client here gets draws of its own; `random.Random().random`, seeded by the operating system, is one
-such source.
+The papers add a normal variable of undefined scale and seed it with the system time, which clients that start together
+share. Here each client needs its own source of uniform numbers, such as `random.Random().random`, which the operating
+system seeds.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from enum import StrEnum
 from typing import Final, TypeAlias
 
 Uniform: TypeAlias = Callable[[], float]
-"""Draws a number from 0 to 1, without 1."""
+"""Returns a random number from 0 to 1, excluding 1."""
 
 DEVIATION: Final = 0.3
-"""Of the normal variation, as a share of the mean."""
+"""The standard deviation of the normal variation, as a share of the mean."""
 
 
 class Variation(StrEnum):
     UNIFORM = "uniform"
-    """From 0 to twice the mean: spreads clients over the whole span."""
+    """From 0 to twice the mean, which spreads clients over the whole span."""
     NORMAL = "normal"
-    """Mean and a deviation of 0.3 of it, cut where it would be negative and likewise above."""
+    """Normal, with a deviation of 0.3 of the mean, cut off below 0 and above twice the mean."""
 
 
 def vary_s(mean_s: float, variation: Variation, draw: Uniform) -> float:
     if variation is Variation.UNIFORM:
         return 2.0 * mean_s * draw()
     while True:
-        factor = 1.0 + DEVIATION * draw_normal(draw)
+        factor = 1.0 + DEVIATION * to_normal(draw(), draw())
         if 0.0 <= factor <= 2.0:
             return mean_s * factor
 
 
-def draw_normal(draw: Uniform) -> float:
-    """Of mean 0 and deviation 1, after Box and Muller."""
-    radius = math.sqrt(-2.0 * math.log(1.0 - draw()))
-    return radius * math.cos(2.0 * math.pi * draw())
+def to_normal(first: float, second: float) -> float:
+    """Converts two uniform draws to one from the normal distribution with mean 0 and deviation 1 (Box and Muller)."""
+    return math.sqrt(-2.0 * math.log(1.0 - first)) * math.cos(2.0 * math.pi * second)

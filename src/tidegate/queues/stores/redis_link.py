@@ -1,8 +1,8 @@
-"""The connections of a process to its Redis: a bounded pool for steps that end at once, another for reads that block.
+"""The connections of a process to its Redis: a bounded pool for short steps, and another pool for reads that block.
 
-A step that has been sent is always waited for, whoever waits for it: a command that is cut short leaves an answer that
-nobody reads, and a lease that nobody knows. Steps are not repeated when a connection breaks, because Redis may have
-taken them; the caller hears that the store has failed, and the next step connects anew.
+A step that was sent is always awaited to its end, even if its caller is cancelled. An interrupted command would leave
+an answer that nobody reads, and possibly a lease that nobody knows. Steps are not repeated when a connection breaks,
+because Redis may have executed them. The caller gets the error that the store has failed, and the next step reconnects.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tidegate.errors import ConfigError, Unavailable
 from tidegate.queues.definition import Durability
 from tidegate.queues.store import store_failed
 from tidegate.queues.stores.redis_scripts import BLOCK_MS, Script
+from tidegate.security.credentials import masked
 
 try:
     from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
@@ -34,7 +35,7 @@ CONNECT_S: Final = 5.0
 STEP_S: Final = 15.0
 _SAFE_POLICY: Final = "noeviction"
 
-# Keys and arguments of a script.
+# The keys and arguments of a script.
 Call: TypeAlias = tuple[Sequence[str], Sequence[Any]]
 T = TypeVar("T")
 
@@ -42,36 +43,38 @@ T = TypeVar("T")
 def bad_queue_store(what: str, why: str) -> ConfigError:
     return ConfigError(
         "C416",
-        f"Redis cannot be used by {what}: {why}",
-        "give --queue-store redis://[user:password@]host:port/database",
+        f"Redis cannot be used with {what}: {why}",
+        "give --queue-store redis://[user@]host:port/database, and --redis-password-file if it needs a password",
     )
 
 
 class RedisLink:
-    """Guarantees: every error of Redis is what `failed` makes of it, but for settings that cannot work, found when it
-    is made or opened: those are what `bad_url` makes of them."""
+    """Guarantees: every Redis error is raised as the error that `failed` returns. Settings that cannot work are found
+    when the link is made or opened, and raised as the error that `bad_url` returns."""
 
     def __init__(
         self,
         url: str,
         failed: Callable[[str], Unavailable] = store_failed,
         bad_url: Callable[[str, str], ConfigError] = bad_queue_store,
+        password: str = "",
     ) -> None:
         self._failed = failed
         self._bad_url = bad_url
         self.background: set[asyncio.Task[Any]] = set()
         try:
-            self._pool = _pool(BlockingConnectionPool, url, STEP_S, max_connections=CONNECTIONS_MAX, timeout=STEP_S)
-            self._blocked_pool = _pool(ConnectionPool, url, BLOCK_MS / 1000 + STEP_S)
+            self._pool = _pool(
+                BlockingConnectionPool, url, password, STEP_S, max_connections=CONNECTIONS_MAX, timeout=STEP_S
+            )
+            self._blocked_pool = _pool(ConnectionPool, url, password, BLOCK_MS / 1000 + STEP_S)
         except ValueError as error:
-            without_password = url.rpartition("@")[2]
-            raise bad_url(repr(without_password), str(error)) from error
-        # Their commands are not typed.
+            raise bad_url(repr(masked(url)), str(error)) from error
+        # The commands of redis-py are not typed.
         self._redis: Any = Redis(connection_pool=self._pool)
         self._blocked: Any = Redis(connection_pool=self._blocked_pool)
 
     async def open(self) -> Durability:
-        """What this Redis makes of an acknowledgement."""
+        """Connects, and returns the durability of an acknowledgement with this Redis's settings."""
         try:
             await self._redis.execute_command("PING")
         except AuthenticationError as error:
@@ -84,14 +87,14 @@ class RedisLink:
             return "os"
         if settings.get("maxmemory-policy", _SAFE_POLICY) != _SAFE_POLICY:
             log.warning(
-                "Redis may evict what it keeps: set maxmemory-policy noeviction, not %s", settings["maxmemory-policy"]
+                "Redis may evict messages: set maxmemory-policy to noeviction, it is %s", settings["maxmemory-policy"]
             )
         if settings.get("appendonly") != "yes":
             return "memory"
         return "fsync" if settings.get("appendfsync") == "always" else "os"
 
     async def close(self) -> None:
-        """Waits for what has been sent."""
+        """Waits for the steps that were sent, and closes all connections."""
         while self.background:
             await asyncio.wait(self.background)
         await self._redis.aclose()
@@ -100,17 +103,17 @@ class RedisLink:
         await self._blocked_pool.aclose()
 
     async def command(self, *arguments: Any) -> Any:
-        return await self.finish(self._command(arguments))
+        return await self.run_to_end(self._command(arguments))
 
     async def run(self, script: Script, keys: Sequence[str], *arguments: Any) -> Any:
         return (await self.run_each(script, [(keys, arguments)]))[0]
 
     async def run_each(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """One script for several queues, in one round trip."""
-        return await self.finish(self._run_each(script, calls))
+        """Runs one script for several queues, in one round trip."""
+        return await self.run_to_end(self._run_each(script, calls))
 
     async def read_blocked(self, stream: str, last: bytes, block_ms: int) -> Any:
-        """The next entry of a stream after `last`; None when none has come in time. It may be cancelled."""
+        """Returns the next entry of a stream after `last`; None if none came in time. The call may be cancelled."""
         try:
             return await self._blocked.execute_command(
                 "XREAD", "COUNT", 1, "BLOCK", max(1, block_ms), "STREAMS", stream, last
@@ -124,14 +127,14 @@ class RedisLink:
         task.add_done_callback(self._on_done)
         return task
 
-    async def finish(self, work: Coroutine[Any, Any, T]) -> T:
-        """It ends even when the caller is cancelled."""
+    async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs work to its end, even if the caller is cancelled."""
         return await asyncio.shield(self.start(work))
 
     def _on_done(self, task: asyncio.Task[Any]) -> None:
         self.background.discard(task)
         if not task.cancelled():
-            task.exception()  # who waited has heard of it; nobody else is to be told
+            task.exception()  # marks it as retrieved: the waiting caller has received it
 
     async def _command(self, arguments: Sequence[Any]) -> Any:
         try:
@@ -169,9 +172,11 @@ class RedisLink:
             return replies
 
 
-def _pool(kind: type[ConnectionPool], url: str, answer_s: float, **settings: Any) -> ConnectionPool:
+def _pool(kind: type[ConnectionPool], url: str, password: str, answer_s: float, **settings: Any) -> ConnectionPool:
+    """Makes a pool of connections. A password in the address takes precedence over `password`."""
     return kind.from_url(
         url,
+        password=password or None,
         protocol=2,
         retry=Retry(NoBackoff(), 0),
         socket_connect_timeout=CONNECT_S,

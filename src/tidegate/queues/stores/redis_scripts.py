@@ -1,23 +1,25 @@
-"""What Redis decides, in Lua: each script is one step that happens wholly or not at all, at Redis's own time.
+"""The decisions that Redis makes, in Lua: each script is one atomic step, by Redis's own clock.
 
 | key | type | holds |
 |---|---|---|
 | `{q:i}:s` | stream | messages: id `<sequence>-0`, field `r` the sealed record, `g` its group if it has one |
-| `{q:i}:c` | hash | `last` sequence given to a message, `cursor` the last one taken, `bytes` |
+| `{q:i}:c` | hash | `last` sequence given to a message, `cursor` the last one taken, `bytes`; see `redis_enqueue` |
 | `{q:i}:l` | sorted set | leases: sequence by deadline in milliseconds |
-| `{q:i}:d` | hash | sequence: how often delivered, size, group; as long as the message is there |
+| `{q:i}:d` | hash | sequence: number of deliveries, size, group; as long as the message exists |
 | `{q:i}:a` | sorted set | sequences to be delivered again |
 | `{q:i}:b` | sorted set | group and sequence of messages behind others of their group that are leased |
 | `{q:i}:g` | hash | group: how many of its messages are leased |
 | `{q:i}:i` | sorted set | identities by the microsecond at which they came |
+| `{q:i}:v` | hash | tag of a filter and digest of a publisher: its cover |
+| `{q:i}:p` | sorted set | the same keys by the turn in which they were last used |
 | `{q:i}:m` | hash | mark of a producer: the number of its last batch |
 | `{q:i}:u` | sorted set | producers by the microsecond at which their last batch came |
-| `{q:i}:w` | stream | one entry, replaced whenever messages can be leased that could not before: blocked reads wake |
-| `{q:i}:x` | hash | sequence: what was there in place of a record |
+| `{q:i}:w` | stream | one entry, replaced whenever more messages can be leased: it wakes blocked reads |
+| `{q:i}:x` | hash | sequence: the corrupt record that was set aside |
 
-Dead letters of `q` lie in `{q:i}:dead:s` and so on, where field `h` tells of their history. All keys of a script have
-one hash tag, so that a cluster of Redis runs them too. Invariant: a sequence is in at most one of l, a and b; what is
-in none of them, and above the cursor, was never taken.
+Dead letters of `q` are in `{q:i}:dead:s` and so on, where field `h` holds their history. All keys of a script have one
+hash tag, so that a Redis cluster can run it too. Invariant: a sequence is in at most one of l, a and b; a sequence in
+none of them, and above the cursor, was never taken. `redis_enqueue` explains i, m, u, v and p.
 """
 
 from __future__ import annotations
@@ -25,31 +27,29 @@ from __future__ import annotations
 from hashlib import sha1
 from typing import Final
 
-from tidegate.queues.store import PRODUCERS_MAX
-
-KEYS: Final = "sclabdgimuwx"
-# Messages that a script removes or moves at most: Redis does nothing else meanwhile.
+KEYS: Final = "sclabdgimuwxvp"
+# The most messages that a script removes or moves: Redis serves nothing else in the meantime.
 STEP_MESSAGES_MAX: Final = 1000
-# A blocked read ends after so long, and looks after deadlines; nearer ones wake it when they are set.
+# A blocked read ends after this time to check deadlines; setting an earlier deadline wakes it.
 BLOCK_MS: Final = 5000
 BEHIND_MAX: Final = 10_000
 
 
 class Script:
-    """A text in Lua, and the name by which Redis knows it."""
+    """A script in Lua, and the hash by which Redis identifies it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-def _script(body: str) -> Script:
-    """With what the scripts of queues share."""
+def script(body: str) -> Script:
+    """Returns a script together with the functions that the scripts of queues share."""
     return Script(_KEYS_AND_BOUNDS + _SHARED + body)
 
 
 _KEYS_AND_BOUNDS: Final = f"""
-local EXPIRED_MAX, SOON_MS, BEHIND_MAX, PRODUCERS_MAX = 2000, {BLOCK_MS}, {BEHIND_MAX}, {PRODUCERS_MAX}
+local EXPIRED_MAX, SOON_MS, BEHIND_MAX = 2000, {BLOCK_MS}, {BEHIND_MAX}
 local function queue(first)
   local q, names = {{}}, '{KEYS}'
   for at = 1, #names do q[string.sub(names, at, at)] = KEYS[first + at - 1] end
@@ -74,7 +74,8 @@ local function fields(entry)
   return found
 end
 
--- Deliveries are negative while a release is delayed, so that no receipt fits. What an operator has removed is unknown.
+-- Deliveries are negative while a release is delayed, so that no receipt matches. An entry that an operator has removed
+-- counts as never delivered.
 local function parse_known(known)
   local deliveries, size, group = string.match(known or '0 0 ', '^(%-?%d+) (%d+) (.*)$')
   return tonumber(deliveries), tonumber(size), group
@@ -96,19 +97,20 @@ local function earliest(q)
   return tonumber(redis.call('ZRANGE', q.l, 0, 0, 'WITHSCORES')[2])
 end
 
--- Whoever is blocked has reckoned with the deadlines that there were.
+-- Blocked readers wait for the earliest deadline that they knew: an earlier one must wake them.
 local function wake_for_deadline(q, before, deadline, now)
   if deadline - now < SOON_MS and (not before or deadline < before) then wake(q) end
 end
 
--- The length stands first, so that no group is the beginning of another.
+-- The length comes first, so that no group is a prefix of another.
 local function behind(group) return string.format('%08x', #group) .. group end
 
 local function set_behind(q, sequence, group)
   redis.call('ZADD', q.b, 0, behind(group) .. string.format('%016.0f', sequence))
 end
 
--- One message of a group is no longer leased; after the last of them the others can be. Whether some waited.
+-- Ends the lease of one message of a group; after the last one, the messages behind it become available. Returns
+-- whether there were any.
 local function leave_group(q, group)
   if group == '' or redis.call('HINCRBY', q.g, group, -1) > 0 then return false end
   redis.call('HDEL', q.g, group)
@@ -132,8 +134,8 @@ local function put_again(q, sequence, group)
   end
 end
 
--- Ends the leases whose time is over; how many of them somebody held. The first write needs no memory: after it Redis
--- lets a script go on when its memory is full, and consumers are who can empty it.
+-- Ends the leases whose deadline has passed. Returns how many of them had an owner. Its first write needs no memory:
+-- after it, Redis lets a script continue even if its memory is full, so that consumers can empty the queue.
 local function expire(q, now)
   redis.call('ZREM', q.l, '')
   local expired = 0
@@ -145,7 +147,7 @@ local function expire(q, now)
   return expired
 end
 
--- A message leaves the queue, whatever state it was in. Whether others of its group can be leased because of it.
+-- Removes a message, whatever its state is. Returns whether other messages of its group become available.
 local function remove(q, sequence, size, group)
   redis.call('XDEL', q.s, id(sequence))
   redis.call('HDEL', q.d, sequence)
@@ -165,92 +167,31 @@ local function append(q, sequence, record, group, history)
   end
 end
 
+-- Makes a message a dead letter. `why` is empty for too many deliveries, and otherwise names another reason.
+local function bury(q, grave, sequence, deliveries, found, now, why)
+  append(grave, redis.call('HINCRBY', grave.c, 'last', 1), found.r, found.g,
+         sequence .. ' ' .. deliveries .. ' ' .. text(now) .. why)
+  redis.call('HINCRBY', grave.c, 'bytes', #found.r)
+  return remove(q, sequence, #found.r, found.g)
+end
+
+-- Returns whether a record was enqueued before a time, which follows its checksum and its group, in MessagePack. For a
+-- corrupt record it returns false; the corruption is detected when it is read.
+local function is_older(found, before)
+  local size = #found.g
+  local place = 6 + size + (size < 32 and 1 or size < 256 and 2 or 3)
+  if string.byte(found.r, place) ~= 0xcb or #found.r < place + 8 then return false end
+  return struct.unpack('>d', found.r, place + 1) < before
+end
+
 local function counter(q, name) return tonumber(redis.call('HGET', q.c, name) or '0') end
 """
 
-# messages_max, bytes_max, deduplication in microseconds, identities_max, make room (1 or 0), producer and number of the
-# batch if it has them, then record, group and identity of each. Gives {0, duplicates, dropped, waiting}, or
-# {1, messages} or {2, bytes} when it is full.
-ENQUEUE: Final = _script(r"""
-local q = queue(1)
-local messages_max, bytes_max, kept_us = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
-local producer, number = ARGV[6], tonumber(ARGV[7])
-if producer ~= '' and tonumber(redis.call('HGET', q.m, producer) or '0') >= number then
-  return {0, (#ARGV - 7) / 3, 0, waiting(q)}
-end
-local time = redis.call('TIME')
-local now_us = time[1] * 1000000 + time[2]
-
-local fresh, seen, size, duplicates = {}, {}, 0, 0
-for at = 8, #ARGV, 3 do
-  local identity = kept_us > 0 and ARGV[at + 2] or ''
-  local came = identity ~= '' and (seen[identity] or tonumber(redis.call('ZSCORE', q.i, identity) or '0')) or 0
-  if came > 0 and came >= now_us - kept_us then
-    duplicates = duplicates + 1
-  else
-    fresh[#fresh + 1] = at
-    size = size + #ARGV[at]
-  end
-  seen[identity] = now_us
-end
-if #fresh == 0 then return {0, duplicates, 0, waiting(q)} end
-
-local messages, bytes = redis.call('XLEN', q.s), counter(q, 'bytes')
-local surplus, surplus_bytes = messages + #fresh - messages_max, bytes + size - bytes_max
-local dropped, start = {}, '-'
-while ARGV[5] == '1' and start and (surplus > 0 or surplus_bytes > 0) do
-  local page = redis.call('XRANGE', q.s, start, '+', 'COUNT', 100)
-  for _, entry in ipairs(page) do
-    if surplus <= 0 and surplus_bytes <= 0 then break end
-    if not redis.call('ZSCORE', q.l, sequence_of(entry)) then
-      dropped[#dropped + 1] = entry
-      surplus, surplus_bytes = surplus - 1, surplus_bytes - #fields(entry).r
-    end
-  end
-  start = page[1] and '(' .. page[#page][1]
-end
-if surplus > 0 then return {1, messages} end
-if surplus_bytes > 0 then return {2, bytes} end
-
--- The first write: when memory is full it is refused, and nothing has happened.
-local last = redis.call('HINCRBY', q.c, 'last', #fresh)
-for _, entry in ipairs(dropped) do
-  local found = fields(entry)
-  remove(q, sequence_of(entry), #found.r, found.g)
-end
-for index, at in ipairs(fresh) do
-  append(q, last - #fresh + index, ARGV[at], ARGV[at + 1])
-  if kept_us > 0 and ARGV[at + 2] ~= '' then redis.call('ZADD', q.i, now_us + index, ARGV[at + 2]) end
-end
-if producer ~= '' then
-  redis.call('HSET', q.m, producer, text(number))
-  redis.call('ZADD', q.u, now_us, producer)
-  for _, forgotten in ipairs(redis.call('ZRANGE', q.u, 0, -1 - PRODUCERS_MAX)) do
-    redis.call('HDEL', q.m, forgotten)
-    redis.call('ZREM', q.u, forgotten)
-  end
-end
-redis.call('HINCRBY', q.c, 'bytes', size)
-redis.call('ZREMRANGEBYSCORE', q.i, '-inf', '(' .. text(now_us - kept_us))
-redis.call('ZREMRANGEBYRANK', q.i, 0, -1 - ARGV[4])
-wake(q)
-return {0, duplicates, #dropped, waiting(q)}
-""")
-
-# Deduplication in microseconds, then identities. Gives whether all of them came lately.
-HAS: Final = _script(r"""
-local q, time = queue(1), redis.call('TIME')
-local since_us = time[1] * 1000000 + time[2] - tonumber(ARGV[1])
-for at = 2, #ARGV do
-  if tonumber(redis.call('ZSCORE', q.i, ARGV[at]) or '0') < since_us then return 0 end
-end
-return 1
-""")
-
-# messages_max, bytes_max, visibility in ms, max_deliveries, leased_max, suspect after; the queue of dead letters behind
-# the own one, if there is one. Gives {waiting, expired, redelivered, dead}, then sequence, delivery, record and history
-# of each message.
-LEASE: Final = _script(r"""
+# Arguments: messages_max, bytes_max, visibility in ms, max_deliveries, leased_max, suspect after, the time before which
+# a record is too old (or empty), whether such a record becomes a dead letter, and how many of them to remove. Keys: the
+# queue, then its dead-letter queue if it has one. Returns {waiting, expired, redelivered, dead, too old}, then
+# sequence, delivery, record and history of each message.
+LEASE: Final = script(r"""
 local q = queue(1)
 local now = now_ms()
 local expired = expire(q, now)
@@ -258,15 +199,13 @@ local messages_max = math.min(tonumber(ARGV[1]), tonumber(ARGV[5]) - redis.call(
 local bytes_max, deadline, max_deliveries, suspect_after =
   tonumber(ARGV[2]), now + tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[6])
 local before, cursor = earliest(q), counter(q, 'cursor')
-local reply, leases, known, groups = {0, 0, 0, 0}, {}, {}, {}
-local count, size, redelivered, dead = 0, 0, 0, 0
+local old_before, is_old_dead, old_max = tonumber(ARGV[7]), ARGV[8] == '1', tonumber(ARGV[9])
+local reply, leases, known, groups = {0, 0, 0, 0, 0}, {}, {}, {}
+local count, size, redelivered, dead, old = 0, 0, 0, 0, 0
 
-local function bury(sequence, deliveries, found)
+local function bury_here(sequence, deliveries, found, why)
   local grave = queue(1 + #KEYS / 2)
-  append(grave, redis.call('HINCRBY', grave.c, 'last', 1), found.r, found.g,
-         sequence .. ' ' .. deliveries .. ' ' .. text(now))
-  redis.call('HINCRBY', grave.c, 'bytes', #found.r)
-  remove(q, sequence, #found.r, found.g)
+  bury(q, grave, sequence, deliveries, found, now, why)
   if dead == 0 then wake(grave) end
   dead = dead + 1
 end
@@ -285,8 +224,18 @@ local function grant(sequence, delivery, found)
   for _, value in ipairs({sequence, delivery, found.r, found.h}) do reply[#reply + 1] = value end
 end
 
--- Whether it was taken out of where it waited, and whether more may be.
+-- Returns whether the message was taken from where it waited, and whether the lease may take more.
 local function consider(sequence, deliveries, found, is_again)
+  if old_before and is_older(found, old_before) then
+    if old >= old_max then return false, false end
+    old = old + 1
+    if is_old_dead then
+      bury_here(sequence, deliveries, found, ' old')
+    else
+      remove(q, sequence, #found.r, found.g)
+    end
+    return true, true
+  end
   if found.g ~= '' and not groups[found.g] and redis.call('HEXISTS', q.g, found.g) == 1 then
     if not is_again and redis.call('ZCARD', q.b) >= BEHIND_MAX then return false, false end
     set_behind(q, sequence, found.g)
@@ -294,7 +243,7 @@ local function consider(sequence, deliveries, found, is_again)
   end
   local delivery = deliveries + 1
   if max_deliveries > 0 and delivery > max_deliveries then
-    bury(sequence, deliveries, found)
+    bury_here(sequence, deliveries, found, '')
     return true, true
   end
   local is_alone = delivery > suspect_after or (delivery > 1 and delivery == max_deliveries)
@@ -309,19 +258,19 @@ local function take_again()
     local sequence = redis.call('ZRANGE', q.a, 0, 0)[1]
     if not sequence then return true end
     local entry = redis.call('XRANGE', q.s, id(sequence), id(sequence))[1]
-    local is_taken, may_go_on = true, true
+    local is_taken, may_continue = true, true
     if entry then
       local before = redis.call('HGET', q.d, sequence)
-      is_taken, may_go_on = consider(sequence, (parse_known(before)), fields(entry), true)
+      is_taken, may_continue = consider(sequence, (parse_known(before)), fields(entry), true)
     else
       redis.call('HDEL', q.d, sequence)
     end
     if is_taken then redis.call('ZREM', q.a, sequence) end
-    if not may_go_on then return false end
+    if not may_continue then return false end
   end
 end
 
--- Pages about as large as what is wanted: what is not taken was read in vain.
+-- Pages are about as large as what is wanted: messages that are read and not taken cost time for nothing.
 local function page_messages()
   local usual = counter(q, 'bytes') / math.max(1, redis.call('XLEN', q.s))
   local by_bytes = math.floor((bytes_max - size) / math.max(1, usual)) + 1
@@ -334,9 +283,9 @@ local function take_new()
     if #page == 0 then return end
     for _, entry in ipairs(page) do
       local sequence = sequence_of(entry)
-      local is_taken, may_go_on = consider(sequence, 0, fields(entry), false)
+      local is_taken, may_continue = consider(sequence, 0, fields(entry), false)
       if is_taken then cursor = tonumber(sequence) end
-      if not may_go_on then return end
+      if not may_continue then return end
     end
   end
 end
@@ -349,13 +298,14 @@ for at = 1, #leases, 1000 do
   redis.call('HSET', q.d, unpack(known, at, last))
 end
 if count > 0 then wake_for_deadline(q, before, deadline, now) end
-reply[1], reply[2], reply[3], reply[4] = waiting(q), expired, redelivered, dead
+if old > 0 then wake(q) end
+reply[1], reply[2], reply[3], reply[4], reply[5] = waiting(q), expired, redelivered, dead, old
 return reply
 """)
 
-# What to do (delete, extend, release or return), for how many ms, then sequence and delivery of each receipt. Gives
-# {done, waiting, expired}.
-SETTLE: Final = _script(r"""
+# Arguments: the action (delete, extend, release or return), its time in ms, then sequence and delivery of each receipt.
+# Returns {done, waiting, expired}.
+SETTLE: Final = script(r"""
 local q = queue(1)
 local action, now = ARGV[1], now_ms()
 local expired, deadline = expire(q, now), now + tonumber(ARGV[2])
@@ -387,7 +337,7 @@ for at = 3, #ARGV, 2 do
     end
   end
 end
--- Each command of a script is written to the append-only file: few for many messages.
+-- Redis writes each command of a script to the append-only file, so few commands handle many messages.
 for at = 1, #deleted, 1000 do
   local ids, last = {}, math.min(at + 999, #deleted)
   for index = at, last do ids[#ids + 1] = id(deleted[index]) end
@@ -403,8 +353,8 @@ end
 return {done, waiting(q), expired}
 """)
 
-# Gives {waiting, ms until the next deadline or -1, id of the last wake-up, expired}.
-LOOK: Final = _script(r"""
+# Returns {waiting, ms until the next deadline or -1, id of the last wake-up, expired}.
+LOOK: Final = script(r"""
 local q = queue(1)
 local now = now_ms()
 local expired = expire(q, now)
@@ -412,19 +362,21 @@ local deadline, last = earliest(q), redis.call('XREVRANGE', q.w, '+', '-', 'COUN
 return {waiting(q), deadline and deadline - now or -1, last and last[1] or '0-0', expired}
 """)
 
-# Gives {messages, bytes, waiting, leased, next, expired}, and the first message's sequence and record if there is one.
-LEVEL: Final = _script(r"""
+# Returns {messages, bytes, waiting, leased, next, expired, publishers}, and the first message's sequence and record if
+# there is one.
+LEVEL: Final = script(r"""
 local q = queue(1)
 local expired = expire(q, now_ms())
 local reply = {redis.call('XLEN', q.s), counter(q, 'bytes'), waiting(q), redis.call('ZCARD', q.l),
-               counter(q, 'last') + 1, expired}
+               counter(q, 'last') + 1, expired, redis.call('ZCARD', q.p)}
 local first = redis.call('XRANGE', q.s, '-', '+', 'COUNT', 1)[1]
-if first then reply[7], reply[8] = sequence_of(first), fields(first).r end
+if first then reply[8], reply[9] = sequence_of(first), fields(first).r end
 return reply
 """)
 
-# The sequence, and how many at most. Gives how many are gone: fewer than that when it is done.
-DELETE_BELOW: Final = _script(r"""
+# Arguments: the sequence, and how many messages to delete at most. Returns how many were deleted; fewer than the
+# maximum means that none is left.
+DELETE_BELOW: Final = script(r"""
 local q = queue(1)
 expire(q, now_ms())
 local below = math.min(tonumber(ARGV[1]), counter(q, 'last') + 1)
@@ -439,8 +391,33 @@ if is_news then wake(q) end
 return #page
 """)
 
-# Gives {leases that were ended, waiting}.
-END_LEASES: Final = _script(r"""
+# Arguments: the time before which a message is too old, how many to remove at most, and whether they become dead
+# letters. Keys: the queue, then its dead-letter queue. Returns {removed, waiting}.
+EXPIRE: Final = script(r"""
+local q, grave, now = queue(1), queue(1 + #KEYS / 2), now_ms()
+expire(q, now)
+local before, count_max, is_dead, gone, is_news = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3] == '1', 0, false
+local page = math.min(2 * count_max, count_max + redis.call('ZCARD', q.l))
+for _, entry in ipairs(redis.call('XRANGE', q.s, '-', '+', 'COUNT', page)) do
+  local sequence, found = sequence_of(entry), fields(entry)
+  if not redis.call('ZSCORE', q.l, sequence) then
+    if gone == count_max or not is_older(found, before) then break end
+    if is_dead then
+      local deliveries = math.abs((parse_known(redis.call('HGET', q.d, sequence))))
+      is_news = bury(q, grave, sequence, deliveries, found, now, ' old') or is_news
+    else
+      is_news = remove(q, sequence, #found.r, found.g) or is_news
+    end
+    gone = gone + 1
+  end
+end
+if gone > 0 and is_dead then wake(grave) end
+if is_news then wake(q) end
+return {gone, waiting(q)}
+""")
+
+# Returns {leases that were ended, waiting}.
+END_LEASES: Final = script(r"""
 local q = queue(1)
 local ended = 0
 while redis.call('ZCARD', q.l) > 0 do ended = ended + expire(q, '+inf') end
@@ -448,8 +425,8 @@ if ended > 0 then wake(q) end
 return {ended, waiting(q)}
 """)
 
-# A sequence. Gives whether it was there.
-SET_ASIDE: Final = _script(r"""
+# Argument: a sequence. Returns whether it existed.
+SET_ASIDE: Final = script(r"""
 local q = queue(1)
 local entry = redis.call('XRANGE', q.s, id(ARGV[1]), id(ARGV[1]))[1]
 if not entry then return 0 end
@@ -459,9 +436,10 @@ if remove(q, ARGV[1], #found.r, found.g) then wake(q) end
 return 1
 """)
 
-# The queue, and that of its dead letters; the sequence to begin behind, how many at most, messages_max, bytes_max.
-# Gives {0, moved, the sequence to go on behind or -1}, or {1, messages} or {2, bytes} when the queue is full.
-REDRIVE: Final = _script(r"""
+# Keys: the queue, then its dead-letter queue. Arguments: the sequence after which to start, how many at most,
+# messages_max, bytes_max. Returns {0, moved, the sequence after which to continue or -1}, or {1, messages} or {2,
+# bytes} if the queue is full.
+REDRIVE: Final = script(r"""
 local q, grave = queue(1), queue(1 + #KEYS / 2)
 expire(grave, now_ms())
 local page = redis.call('XRANGE', grave.s, '(' .. id(ARGV[1]), '+', 'COUNT', ARGV[2])
@@ -485,8 +463,9 @@ if #chosen > 0 then wake(q) end
 return {0, #chosen, #page > 0 and tonumber(sequence_of(page[#page])) or -1}
 """)
 
-# The name, its settings as they were read (nothing for a new queue), and as they shall be. Gives whether they are.
-DEFINE: Final = _script(r"""
+# Arguments: the name, its settings as they were read (empty for a new queue), and its new settings. Returns whether the
+# new settings were stored.
+DEFINE: Final = script(r"""
 if (redis.call('HGET', KEYS[1], ARGV[1]) or '') ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
 return 1
