@@ -41,7 +41,9 @@ class SliceProcess:
         return name
 
     def errors(self) -> str:
-        """Returns its standard error so far."""
+        """Returns its standard error so far, which is gone once the process was waited for."""
+        if self._errors.closed:
+            return ""
         self._errors.seek(0)
         return self._errors.read()
 
@@ -126,7 +128,7 @@ class Cluster:
     def command(self, *arguments: str) -> dict[str, Any]:
         """Runs `tidegate scale`, `replace` or `layers`, and returns its output."""
         done = tidegate(*arguments, "--coordinator", self.zookeeper.address, timeout_s=SETTLE_S)
-        assert done.code == 0, done.err
+        assert done.code == 0, "\n".join([done.err, *(f"a coordinator: {each.errors()}" for each in self.coordinators)])
         printed: dict[str, Any] = json.loads(done.out)
         return printed
 

@@ -19,7 +19,7 @@ CLASSES = "/etc/zookeeper/conf:/usr/share/java/zookeeper.jar"
 
 class ZooKeeperProcess:
     """A context manager that runs a ZooKeeper, and ends it by its process id in any case. `start` after `kill` uses the
-    same port and directory. Sessions expire after about a second of silence."""
+    same port and directory. It expires sessions by steps of half a second."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="tidegate-zookeeper-")

@@ -18,6 +18,7 @@ dead, and it must end: the directory calls `on_expired`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -116,14 +117,15 @@ class Directory:
 
     async def lead(self, leader: Leader) -> bool:
         """Tries to become the leading coordinator, and returns whether it is. It leads as long as its process lives."""
-        try:
-            await self._call(
-                self._client.create, f"{self._root}/leader", msgspec.msgpack.encode(leader), ephemeral=True
-            )
-        except NodeExistsError:
-            data, _stat = await self._call(self._client.get, f"{self._root}/leader")
-            return bool(data == msgspec.msgpack.encode(leader))  # an earlier attempt succeeded, but its reply was lost
-        return True
+        path, encoded = f"{self._root}/leader", msgspec.msgpack.encode(leader)
+        while True:
+            with contextlib.suppress(NodeExistsError):
+                await self._call(self._client.create, path, encoded, ephemeral=True)
+                return True
+            # The former leader's node may expire between the two calls. Then this coordinator tries again.
+            with contextlib.suppress(NoNodeError):
+                data, _stat = await self._call(self._client.get, path)
+                return bool(data == encoded)  # an earlier attempt succeeded, but its reply was lost
 
     def leader(self) -> Leader | None:
         return self._known("leader", Leader)
@@ -185,7 +187,10 @@ class Directory:
         try:
             self._client.set(path, data)
         except NoNodeError:
-            self._client.create(path, data)
+            try:
+                self._client.create(path, data)
+            except NodeExistsError:  # another process has just created it
+                self._client.set(path, data)
 
     def _find_endpoints(self, nodes: list[tuple[str, str]]) -> None:
         for layer, node in nodes:
